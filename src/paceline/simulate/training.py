@@ -7,18 +7,21 @@ from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
+from paceline.comm.clocks import KINDS
 from paceline.data import read_apart
 from paceline.errors import StoppedError, UsageError
 from paceline.files import read_json, read_text
 from paceline.launch import limit_threads, usable_cores
 from paceline.machine import Costs, Machine, costs_of, load_network, make_compute
 from paceline.models import Model
-from paceline.record import Run, release
+from paceline.record import STEP_COLUMNS, Run, release
 from paceline.record.checkpoint import latest
 from paceline.record.environment import environment
 from paceline.simulate.model import PAYS, Costed, Pool, Room, copied, costed, kind_of, moved
@@ -35,18 +38,31 @@ from paceline.simulate.together import (
     scratch_pairs,
 )
 from paceline.strategies import Strategy
-from paceline.training.job import Components, Job, strategy_of
-from paceline.training.rank import Fitted, Show, train_at
+from paceline.training.job import Components, Job, batch_of, strategy_of
+from paceline.training.rank import (
+    Collected,
+    Fitted,
+    Show,
+    add_waits,
+    collect,
+    common_rows,
+    sum_up,
+    train_at,
+)
 from paceline.training.surviving import Loss, train_surviving
 from paceline.vectors import Meter, carried
 from paceline.vmpi import Compute, Network
+from paceline.vmpi.alike import NotAlike, Times, run_alike
 from paceline.vmpi.compute import Curves
 from paceline.vmpi.errors import RankFailed, SimulationError
 from paceline.vmpi.faults import load_faults
 from paceline.vmpi.program import Outcome, check_faults, check_ranks, compile_script, run
 from paceline.worker import Resumption, Worker
 
+Array = NDArray[Any]
 Made = TypeVar("Made")
+# The most steps, of all ranks together, whose exchanges are remembered of ranks that are simulated as one.
+MOST_STEPS = 1 << 26
 log = logging.getLogger(__name__)
 # The settings that two jobs must share to have the same computing costs.
 SAME_WORK = ("data", "model", "dtype", "update", "strategy")
@@ -178,6 +194,14 @@ class Simulation:
     def run(self, faults: Any, progress: Show | None) -> Fitted:
         """Train on all ranks; return the results of rank 0."""
         job, compute = self.job, self._compute()
+        if not faults and progress is None and (groups := self._find_groups()):
+            try:
+                return run_alike(
+                    lambda comm: train_at(SimulatedGroup(comm, self), job, None), groups,
+                    network=self.network, compute=compute, seed=job.config.seed, carries=carried,
+                )[0]  # fmt: skip
+            except NotAlike as why:
+                log.debug("ranks are simulated one by one: %s", why)
 
         def rank(comm: Any) -> Fitted | StoppedError | None:
             try:
@@ -220,6 +244,30 @@ class Simulation:
         """Return True if the ranks are known to send no messages except in collectives that all of them call."""
         strategy = self.parts.strategy
         return is_ours(strategy) and isinstance(strategy, Strategy) and not strategy.sends_messages()
+
+    def _find_groups(self) -> list[range]:
+        """Return groups of ranks that do the same at every step; none if ranks may differ in more than their samples."""
+        job, config, strategy, data = self.job, self.job.config, self.parts.strategy, self.parts.data
+        if not self.time_only or self.ranks < 2 or self.options.rendezvous or not self._sends_no_messages():
+            return []
+        if (
+            job.runs is not None
+            or job.trace
+            or job.safety.tolerate_failures
+            or config.reproducible is not None
+        ):
+            return []
+        assert isinstance(strategy, Strategy)
+        if not strategy.even_pieces() or hasattr(data.train, "order"):
+            return []
+        batch, samples = batch_of(config, strategy, self.ranks), len(data.train)
+        steps = config.draws or -(-samples // batch)
+        if config.epochs * steps * self.ranks > MOST_STEPS:
+            return []
+        # All of these are cut into pieces that differ by 1 at most, the larger ones first.
+        cut = (batch, samples, samples % batch, steps, len(data.validation), len(data.test))
+        ends = sorted({0, self.ranks, *(total % self.ranks for total in cut)})
+        return [range(start, end) for start, end in pairwise(ends)]
 
     def folder(self) -> Path | None:
         """Return the run's folder, created when the first rank asks: by then nothing can be refused any more."""
@@ -350,6 +398,50 @@ class Simulated:
 
     def stoppable(self, me: Worker) -> AbstractContextManager[None]:
         return nullcontext()
+
+    def collect(
+        self, me: Worker, traffic: tuple[int, int], *, in_step: bool, without_core: float
+    ) -> Collected:
+        return collect(me, traffic, in_step=in_step, without_core=without_core)
+
+
+class SimulatedGroup(Simulated):
+    """The environment of simulated ranks that do the same: see `paceline.vmpi.alike`."""
+
+    def follow(self, me: Worker, strategy: object, folder: Path | None) -> None:
+        super().follow(me, strategy, folder)
+        pack, column = me.log.pack, STEP_COLUMNS.index("exchange")
+        self._spent: list[Array] = []  # by each rank, in the exchanges of each step
+
+        def keep(*row: Any) -> bytes:
+            self._spent.append(self._spread(row[column]))
+            return pack(*row)
+
+        me.log.pack = keep
+
+    def _spread(self, value: Any) -> Array:
+        """Return a value of each rank, which may be the same for all of them."""
+        return np.broadcast_to(value.of if isinstance(value, Times) else value, len(self.comm.ranks))
+
+    def collect(self, me: Worker, traffic: Any, *, in_step: bool, without_core: float) -> Collected:
+        log, seconds = me.log, me.watch.seconds
+        values = (*(seconds[kind] for kind in KINDS), log.totals()["count"], *traffic, without_core)
+        mine = np.column_stack([self._spread(value) for value in values]).astype(np.float64)
+        groups = self.comm.share((mine, (len(log), *log.first_span), self._spent))
+        by_rank = summary = np.empty((0, len(KINDS)))
+        if me.rank == 0:
+            rows = common_rows(np.array([span for _, span, _ in groups])) if in_step else 0
+            first, stride, _ = log.first_span
+
+            def gather(start: int, stop: int) -> Array:
+                which = [first + stride * row for row in range(start, stop)]
+                return np.concatenate(
+                    [np.column_stack([spent[step] for step in which]) for *_, spent in groups]
+                )
+
+            waited = add_waits(me.size, len(log), rows, gather)
+            by_rank, summary = sum_up(np.concatenate([every for every, *_ in groups]), waited)
+        return Collected.of(self.comm.share(summary)[0], by_rank)
 
 
 # ---- programs with their own training loop

@@ -147,6 +147,14 @@ class Collected:
     by_rank: Array
     """Seconds, one row per rank and one column per kind; no rows except on rank 0."""
 
+    @classmethod
+    def of(cls, summary: Array, by_rank: Array) -> Collected:
+        """Make it of the numbers that `sum_up` returns."""
+        *means, busy, samples, bytes_sent, messages_sent, lost = summary.tolist()
+        return cls(
+            dict(zip(KINDS, means, strict=True)), busy, int(samples), int(bytes_sent), int(messages_sent), lost, by_rank
+        )  # fmt: skip
+
 
 def collect(me: Worker, traffic: tuple[int, int], *, in_step: bool, without_core: float = 0.0) -> Collected:
     """Compute the totals of the run. Collective; only rank 0 receives arrays with an entry per rank."""
@@ -161,8 +169,7 @@ def collect(me: Worker, traffic: tuple[int, int], *, in_step: bool, without_core
     every = control.gather_alike(
         np.array([*(seconds[kind] for kind in KINDS), *sums, len(log), *log.first_span])
     )
-    by_rank = every[:, : len(KINDS)].copy()
-    rows = 0
+    by_rank, rows = every[:, : len(KINDS)], 0
     if in_step and me.size > 1:
         spans = every[:, len(KINDS) + len(sums) :]
         plan = np.array([common_rows(spans) if me.rank == 0 else 0])
@@ -170,17 +177,23 @@ def collect(me: Worker, traffic: tuple[int, int], *, in_step: bool, without_core
     waited = waiting(log, control, rows)
     summary = np.empty(len(KINDS) + 1 + len(sums))
     if me.rank == 0:
-        # A run resumed on other ranks has the mean of the earlier seconds, but the steps of each.
-        waited = np.minimum(waited, by_rank[:, KINDS.index("exchange")])
-        by_rank[:, KINDS.index("exchange")] -= waited
-        by_rank[:, KINDS.index("wait")] += waited
-        summary[: len(KINDS)] = by_rank.mean(axis=0)
-        summary[len(KINDS)] = by_rank[:, TRAINING].sum(axis=1).max()
-        summary[len(KINDS) + 1 :] = every[:, len(KINDS) : len(KINDS) + len(sums)].sum(axis=0)
-    *means, busy, total, bytes_sent, messages_sent, lost = control.broadcast(summary).tolist()
-    return Collected(
-        dict(zip(KINDS, means, strict=True)), busy, int(total), int(bytes_sent), int(messages_sent), lost, by_rank
-    )  # fmt: skip
+        by_rank, summary = sum_up(every[:, : len(KINDS) + len(sums)], waited)
+    return Collected.of(control.broadcast(summary), by_rank)
+
+
+def sum_up(every: Array, waited: Array) -> tuple[Array, Array]:
+    """Return the seconds of each rank by kind, and the numbers of which `Collected.of` is made.
+
+    `every`: for each rank its seconds by kind, and what is summed over the ranks; `waited`: for how much of its exchanges
+    it waited for others.
+    """
+    by_rank = every[:, : len(KINDS)].copy()
+    # A run resumed on other ranks has the mean of the earlier seconds, but the steps of each.
+    waited = np.minimum(waited, by_rank[:, KINDS.index("exchange")])
+    by_rank[:, KINDS.index("exchange")] -= waited
+    by_rank[:, KINDS.index("wait")] += waited
+    busy = by_rank[:, TRAINING].sum(axis=1).max()
+    return by_rank, np.array([*by_rank.mean(axis=0), busy, *every[:, len(KINDS) :].sum(axis=0)])
 
 
 # Numbers of all ranks together in memory at once.
@@ -210,13 +223,25 @@ def waiting(log: RowLog, control: Control, rows: int) -> Array:
     >>> waiting(RowLog(STEP_COLUMNS), Control(None), 0).tolist()
     [0.0]
     """
-    waited = np.zeros(control.size if control.rank == 0 else 0)
-    column, each = STEP_COLUMNS.index("exchange"), max(1, AT_ONCE // control.size)
+    column = STEP_COLUMNS.index("exchange")
+
+    def gather(start: int, stop: int) -> Array:
+        return control.gather_alike(log.read(start, stop)[:, column])
+
+    return add_waits(control.size, len(log), rows, gather)[: None if control.rank == 0 else 0]
+
+
+def add_waits(ranks: int, steps: int, rows: int, gather: Callable[[int, int], Array]) -> Array:
+    """Return the seconds that each of `ranks` ranks waited in `steps` steps, of which the first `rows` are known.
+
+    `gather(start, stop)`: the seconds of exchanges in some of them, one row per rank, or no rows if another rank has them.
+    """
+    waited, each = np.zeros(ranks), max(1, AT_ONCE // ranks)
     for start in range(0, rows, each):
-        spent = control.gather_alike(log.read(start, min(start + each, rows))[:, column])
-        if control.rank == 0:
+        spent = gather(start, min(start + each, rows))
+        if len(spent):
             waited += excess(spent)
-    return waited * (len(log) / rows if rows else 1)
+    return waited * (steps / rows if rows else 1)
 
 
 def excess(spent: Array) -> Array:
@@ -301,6 +326,12 @@ class RankEnvironment(Protocol):
         """Return a block in which signals ask this rank's worker to stop."""
         ...
 
+    def collect(
+        self, me: Worker, traffic: tuple[int, int], *, in_step: bool, without_core: float
+    ) -> Collected:
+        """Compute the totals of the run: see `collect`. Collective."""
+        ...
+
 
 class Process:
     """A rank in its own process: it prepares everything itself, and all ranks check that they agree."""
@@ -383,6 +414,11 @@ class Process:
         if self._requests is None:
             return nullcontext()
         return self._requests.passed_to(None if me.keeper is None else partial(setattr, me, "stop_asked"))
+
+    def collect(
+        self, me: Worker, traffic: tuple[int, int], *, in_step: bool, without_core: float
+    ) -> Collected:
+        return collect(me, traffic, in_step=in_step, without_core=without_core)
 
     def without(self, comm: Any, dead: Collection[int]) -> Process:
         """Return the environment of this rank among the survivors."""
@@ -547,7 +583,7 @@ def train_at(place: RankEnvironment, job: Job, progress: Show | None) -> Fitted:
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # of a model that has diverged
         tested = me.test()
     me.stop_clock()
-    found = collect(me, traffic, in_step=in_step, without_core=without_core)
+    found = place.collect(me, traffic, in_step=in_step, without_core=without_core)
     if isinstance(place, Process) and place.has_cores:
         me.remarks += describe_other_programs(found.without_core / ranks, took)
     if events is not None:

@@ -40,7 +40,7 @@ class CollectiveBase:
         `also`: contributed together with the bytes.
         """
         memory = send if into is None else into
-        if memory is not None and _is_untold(self.kernel, name, memory):
+        if memory is not None and is_untold(self.kernel, name, memory):
             return meet(
                 self, name, None, lambda given: [None] * self.size, arguments=arguments, nbytes=nbytes
             )
@@ -86,7 +86,7 @@ class CollectiveBase:
 ALIKE = frozenset({"allreduce", "reduce", "bcast", "scan", "exscan"})
 
 
-def _is_untold(kernel: Any, name: str, memory: BufferMemory) -> bool:
+def is_untold(kernel: Any, name: str, memory: BufferMemory) -> bool:
     """Return True if a time-only simulation transfers no contents in this call."""
     if kernel.carries is None:
         return False

@@ -21,6 +21,8 @@ from itertools import pairwise
 from statistics import NormalDist
 from typing import Any
 
+import numpy as np
+
 from paceline.errors import UsageError
 
 Table = tuple[tuple[float, float], ...]
@@ -169,6 +171,7 @@ class RankCompute:
         self._slow, self._sigma, self._pauses = dict(compute.slow), compute.jitter, compute.pauses
         self._spread = compute.spread
         self.slow, self.pauses = self._slow, self._pauses is not None
+        self._even: dict[range, bool] = {}
         self._steady = not (self._slow or self._sigma or self._pauses)
         ranks = len(node) if self._sigma or self._pauses else 0
         self._drawn = [_mixed(_mixed(seed) + 2 * rank) for rank in range(ranks)]
@@ -192,6 +195,22 @@ class RankCompute:
                 self._until[rank] += self._next_pause(rank)
                 seconds += self._pauses[1]
         return seconds
+
+    def seconds_of(self, kind: str, amount: float, ranks: range) -> Any:
+        """Return what `seconds` does for each of these ranks: an array, or one number if it is the same for all."""
+        found = self._known[ranks[0]].get((kind, amount))
+        seconds, sigma = self._find(kind, amount, ranks[0]) if found is None else found
+        if sigma or self._pauses is not None or not self._is_even(ranks):
+            return np.array([self.seconds(kind, amount, rank) for rank in ranks])
+        if not self._slow:
+            return seconds
+        return seconds * np.array([self._slow.get(rank, 1.0) for rank in ranks])
+
+    def _is_even(self, ranks: range) -> bool:
+        """Return True if these ranks share their nodes with equally many others."""
+        if ranks not in self._even:
+            self._even[ranks] = len(set(self._ranks[ranks.start : ranks.stop])) == 1
+        return self._even[ranks]
 
     def plain_seconds(self, kind: str, amount: float) -> float:
         """Return the seconds of a pass over memory on a rank like the first one that nothing slows down."""

@@ -26,12 +26,12 @@ from greenlet import getcurrent
 from paceline.errors import UsageError
 from paceline.files import open_file, unreadable
 from paceline.vmpi import MPI
-from paceline.vmpi.compute import Compute
+from paceline.vmpi.compute import Compute, RankCompute
 from paceline.vmpi.errors import Aborted
 from paceline.vmpi.groups import CommState
 from paceline.vmpi.handles import raise_unsupported
 from paceline.vmpi.kernel import Kernel
-from paceline.vmpi.network import Network, parse_network
+from paceline.vmpi.network import Network, Wires, parse_network
 from paceline.vmpi.rounds import can_evaluate
 
 log = logging.getLogger(__name__)
@@ -103,11 +103,7 @@ def run(
         )
     network = parse_network(network) if isinstance(network, str) else network
     wires = network.wires(ranks, random.Random(f"{seed} wires"))
-    if network.sockets > 1 and compute is not None and compute.cores is not None:
-        compute = replace(
-            compute, cores=max(1, compute.cores // network.sockets)
-        )  # each socket has its share
-    computing = None if compute is None else compute.start(wires.memory, seed)
+    computing = start_compute(compute, network, wires, seed)
     kernel = Kernel(ranks, wires, computing, seed=seed, strict=strict, rendezvous=rendezvous, carries=carries)
     for fault in faults:
         fault.prepare(kernel)
@@ -131,6 +127,15 @@ def run(
         messages=kernel.messages, bytes=kernel.bytes, collectives=kernel.collectives, one_sided=kernel.one_sided,
         killed={} if kernel.faults is None else {rank: death.time for rank, death in kernel.faults.dead.items()},
     )  # fmt: skip
+
+
+def start_compute(compute: Compute | None, network: Network, wires: Wires, seed: int) -> RankCompute | None:
+    """Start the computing of a run on a network."""
+    if compute is None:
+        return None
+    if network.sockets > 1 and compute.cores is not None:  # each socket has its share
+        compute = replace(compute, cores=max(1, compute.cores // network.sockets))
+    return compute.start(wires.memory, seed)
 
 
 def check_faults(faults: Sequence[Any], ranks: int, network: Network) -> None:

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from greenlet import getcurrent
@@ -46,7 +46,7 @@ class Gathering:
     def __init__(self, kernel: Any, asked: tuple[Any, ...]) -> None:
         self.kernel = kernel
         self.asked = asked
-        self.by_messages = not (_is_quiet(kernel) and _is_independent(kernel, asked))
+        self.by_messages = not (_is_quiet(kernel) and is_independent(kernel, asked))
         """True if the ranks send their messages."""
         self.held = False
         """True if it has held ranks."""
@@ -114,7 +114,7 @@ def _catch_up(kernel: Any, rank: Any) -> None:
         heappop(inbox)[2].arrive(rank)
 
 
-def _is_independent(kernel: Any, asked: tuple[Any, ...]) -> bool:
+def is_independent(kernel: Any, asked: tuple[Any, ...]) -> bool:
     """Return False if ranks that copy long messages at the same time slow each other down."""
     whole, count, in_place, dtype, _ = asked
     if not kernel.wires.is_one_node:
@@ -145,24 +145,57 @@ def _finish(kernel: Any, gathering: Gathering, whole: Any, op: Any) -> None:
     """Evaluate the collective, and let all ranks go on; if that is not possible, let them send their messages."""
     calls, ranks = gathering.calls, kernel.ranks
     send, recv = calls[0]
-    clocks = _Clocks(kernel, recv.itemsize)
+    state = ClockState(
+        np.array([rank.t for rank in ranks]),
+        np.array([rank.drained for rank in ranks]),
+        {rank.number: rank.latest for rank in ranks if rank.latest},
+    )
     try:
-        for found in whole.rounds(len(ranks), recv.size, send is recv):
-            clocks.pass_round(found)
-        clocks.finish()
+        state, sent = pass_rounds(kernel, state, whole, recv, in_place=send is recv)
     except Unclear:
         gathering.release()
         return
+    for rank, t, drained in zip(ranks, state.t.tolist(), state.drained.tolist(), strict=True):
+        rank.t = t
+        rank.drained = drained
+        latest = state.latest.get(rank.number)
+        if latest is not None:
+            rank.latest = latest
     if not op.time_only:
         out = np.empty_like(recv)
         whole.total([calls[number][0] for number in range(len(ranks))], out, op)
         for _, into in calls.values():
             into[...] = out
-    gathering.sent = clocks.commit()
+    gathering.sent = sent.tolist()
     heap, tie = kernel.heap, kernel.tie
     heap += [(rank.t, tie(), rank.number, rank.version) for rank in ranks]
     heapify(heap)
     gathering.calls = {}
+
+
+class ClockState(NamedTuple):
+    """The ranks of a run between two collectives."""
+
+    t: Times
+    """The clock of each."""
+    drained: Times
+    """The arrival time up to which each has taken in what arrived."""
+    latest: dict[int, dict[int, float]]
+    """When the last message from one rank to another arrives, by their numbers; not of all pairs."""
+
+
+def pass_rounds(
+    kernel: Any, state: ClockState, whole: Any, recv: Any, *, in_place: bool
+) -> tuple[ClockState, NDArray[np.int64]]:
+    """Evaluate a collective of all ranks; return their state after it, and the bytes and messages that each has sent.
+
+    Raise Unclear, with nothing changed, if the order of events cannot be told from the rounds.
+    """
+    clocks = _Clocks(kernel, recv.itemsize, state)
+    for found in whole.rounds(len(state.t), recv.size, in_place):
+        clocks.pass_round(found)
+    clocks.finish()
+    return clocks.commit()
 
 
 def can_evaluate(kernel: Any) -> bool:
@@ -226,26 +259,24 @@ class _Card:
 class _Clocks:
     """The clocks of all ranks in one collective, its messages' arrivals, and the cards."""
 
-    def __init__(self, kernel: Any, itemsize: int) -> None:
-        ranks, wires = kernel.ranks, kernel.wires
+    def __init__(self, kernel: Any, itemsize: int, state: ClockState) -> None:
+        ranks, wires = len(state.t), kernel.wires
         self._kernel, self._wires, self._itemsize = kernel, wires, itemsize
-        self._t = np.array([rank.t for rank in ranks])
-        self._drained = np.array([rank.drained for rank in ranks])
+        self._t, self._drained, self._latest = state.t.copy(), state.drained.copy(), state.latest
         self._inside = wires.is_one_node
         if not self._inside:
             self._out, self._in = (_Card(*card) for card in wires.directions)
-            self._reserved = np.array(kernel.reserved or [-inf] * len(ranks))
-        self._slow = np.ones(len(ranks))
+            self._reserved = np.array(kernel.reserved or [-inf] * ranks)
+        self._slow = np.ones(ranks)
         for rank, factor in () if kernel.compute is None else kernel.compute.slow.items():
-            if rank < len(ranks):
+            if rank < ranks:
                 self._slow[rank] = factor
         # Messages between the same two ranks keep their order.
         earlier = [
-            (rank.number * len(ranks) + dest, at)
-            for rank in ranks
-            if rank.latest
-            for dest, at in rank.latest.items()
-            if at > rank.t
+            (sender * ranks + dest, at)
+            for sender, latest in state.latest.items()
+            for dest, at in latest.items()
+            if at > state.t[sender]
         ]
         self._pairs = np.array(sorted(earlier)).reshape(-1, 2)
         self._arrivals: dict[bytes, Times] = {}
@@ -253,7 +284,7 @@ class _Clocks:
         self._recent: deque[tuple[Ranks, Ranks, Times]] = deque()
         self._forgotten = -inf
         self._eager_event = -inf
-        self._sent = np.zeros((len(ranks), 2), np.int64)
+        self._sent = np.zeros((ranks, 2), np.int64)
         self.leaving = -inf
 
     # ---- one round
@@ -458,12 +489,9 @@ class _Clocks:
         ):
             raise Unclear
 
-    def commit(self) -> list[list[int]]:
-        """Set the clocks and cards; return the bytes and messages that every rank has sent."""
+    def commit(self) -> tuple[ClockState, NDArray[np.int64]]:
+        """Set the cards and the counts; return the clocks, and the bytes and messages that every rank has sent."""
         kernel, leaving = self._kernel, self._t
-        for rank, t, drained in zip(kernel.ranks, leaving.tolist(), self._drained.tolist(), strict=True):
-            rank.t = t
-            rank.drained = drained
         for senders, receivers, arrives in self._recent:
             late = arrives > leaving[senders]
             if late.any():
@@ -471,7 +499,7 @@ class _Clocks:
                     senders[late].tolist(), receivers[late].tolist(), arrives[late].tolist(), strict=True
                 )
                 for sender, receiver, at in some:
-                    kernel.ranks[sender].latest[receiver] = at
+                    self._latest.setdefault(sender, {})[receiver] = at
         if not self._inside:
             for card, (free, _) in zip((self._out, self._in), self._wires.directions, strict=True):
                 card.commit(free, self.leaving)
@@ -480,8 +508,7 @@ class _Clocks:
         kernel.messages += messages
         kernel.evaluated += messages
         kernel.bytes += int(self._sent[:, 0].sum())
-        sent: list[list[int]] = self._sent.tolist()
-        return sent
+        return ClockState(leaving, self._drained, self._latest), self._sent
 
 
 def _add_where(t: Times, ranks: Ranks, which: NDArray[np.bool_], seconds: Any) -> None:

@@ -654,7 +654,7 @@ class Worker(Steps):
                 loss=None if self._time_only else loss,
                 validation_loss=metrics.get("loss") if means[0] is None else means[0],
                 validation_accuracy=metrics.get("accuracy") if means[1] is None else means[1],
-                train_seconds=self.train_seconds if train_seconds is None else train_seconds,
+                train_seconds=float(self.train_seconds if train_seconds is None else train_seconds),
                 metrics=dict(metrics or ({} if validation is None else validation.metrics)),
             )
             self.history.append(at_end)
