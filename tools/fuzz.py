@@ -469,7 +469,7 @@ def _costs() -> Any:
 def records(folder: Path) -> Reader:
     """Records: everything that report, diagnosis, trace, export, predict and --machine RUN do with them."""
     from paceline import fit, predict
-    from paceline.export.values import points, settings, staleness
+    from paceline.export import points, settings, staleness
     from paceline.machine import Costs, Machine
     from paceline.record import Run, find_runs
     from paceline.report import document_of

@@ -15,7 +15,7 @@ from paceline.compare.rows import rows_of
 from paceline.compare.verdict import best, verdict
 from paceline.diagnosis import diagnose
 from paceline.errors import UsageError
-from paceline.export.values import points
+from paceline.export import points
 from paceline.figures import Bars, Lines
 from paceline.record import Run
 from paceline.report import document_of

@@ -1,11 +1,44 @@
-"""The commands of `paceline`: one module each, with `add_arguments(parser)` and `main(args)`."""
+"""The commands of `paceline`: one module each, with `add_arguments(parser)` and `main(args)`.
+
+Several commands have the settings of runs and simulations as arguments; names, types and help come from their classes.
+"""
 
 from __future__ import annotations
 
+import argparse
 import sys
+import typing
+from collections.abc import Collection
+from dataclasses import MISSING, fields
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
+from paceline.config import Config, Safety
 from paceline.errors import UsageError
+from paceline.simulate.options import Options
+
+if TYPE_CHECKING:
+    from paceline.launch import Host
+
+GROUPS = {
+    "what to train": ("data", "labels", "model", "dtype"),
+    "how to train": (
+        *(
+            "strategy",
+            "update",
+            "lr",
+            "clip",
+            "schedule",
+            "lr_scaling",
+            "batch",
+            "batch_per_rank",
+            "epochs",
+            "draws",
+        ),
+        *("seed", "reproducible", "on_divergence", "replay"),
+    ),
+    "where to run": ("threads",),
+}
 
 
 def import_from_here() -> None:
@@ -15,3 +48,103 @@ def import_from_here() -> None:
     except OSError:
         raise UsageError("the working directory no longer exists; change to another one") from None
     sys.path.insert(0, str(here))
+
+
+class Given(argparse.Action):
+    """An action that stores the value and records that it was given."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        setattr(namespace, self.dest, values)
+        namespace.given = {*getattr(namespace, "given", ()), self.dest}
+
+
+def add_settings(parser: argparse.ArgumentParser, *, but: Collection[str] = ()) -> dict[str, Any]:
+    """Add the settings of a run, except for `but`, and return the groups that they are in."""
+    groups = {title: parser.add_argument_group(title) for title in GROUPS}
+    group_of = {name: groups[title] for title, members in GROUPS.items() for name in members}
+    _add_fields(Config, group_of, but)
+    return groups
+
+
+def add_safety(group: Any, *, but: Collection[str] = ()) -> None:
+    """Add the settings that protect a run, except for `but`."""
+    _add_fields(Safety, {setting.name: group for setting in fields(Safety)}, but)
+
+
+def _add_fields(of: type[Any], group_of: dict[str, Any], but: Collection[str]) -> None:
+    """Add one argument for each field of a dataclass of settings."""
+    kinds = typing.get_type_hints(of)
+    for setting in fields(of):
+        if setting.name in but:
+            continue
+        kind = kinds[setting.name]
+        if kind is bool:
+            group_of[setting.name].add_argument(
+                f"--{setting.name.replace('_', '-')}", action="store_true", help=setting.metadata["help"]
+            )
+            continue
+        kind = next((one for one in typing.get_args(kind) if typing.get_origin(one) is Literal), kind)
+        literal = typing.get_origin(kind) is Literal
+        kinds_taken = (kind, *typing.get_args(kind))
+        number = int if int in kinds_taken else float if float in kinds_taken else str
+        default = setting.default
+        assert default is not MISSING
+        shown = "" if default is None else f" (default: {default})"
+        group_of[setting.name].add_argument(
+            f"--{setting.name.replace('_', '-')}",
+            action=Given,
+            type=number,
+            default=default,
+            choices=typing.get_args(kind) if literal else None,
+            metavar=None if literal else setting.metadata["metavar"],
+            help=(setting.metadata["help"] + shown).replace("%", "%%"),
+        )
+
+
+def add_hosts(group: Any) -> None:
+    """Add `--hosts`."""
+    group.add_argument(
+        "--hosts",
+        metavar="LIST",
+        help="start the ranks on these hosts by ssh: a:8,b:8, each with the number of its ranks",
+    )
+
+
+def read_hosts(args: argparse.Namespace, *, simulated: bool) -> tuple[Host, ...]:
+    """Parse `--hosts`; if it is given and the number of ranks is not, all hosts are filled."""
+    from paceline.launch import parse_hosts, world
+
+    if args.hosts is None:
+        return ()
+    if simulated or world() is not None:
+        why = "simulated ranks are all in this process" if simulated else "the ranks are already started"
+        raise UsageError(f"{why}; leave out --hosts")
+    hosts = parse_hosts(args.hosts)
+    args.ranks = sum(host.slots for host in hosts) if args.ranks is None else args.ranks
+    return hosts
+
+
+def add_simulation(group: Any, *, but: Collection[str] = ()) -> None:
+    """Add the settings of a simulation, except for `but`; what is not given stays None."""
+    kinds = typing.get_type_hints(Options)
+    for setting in fields(Options):
+        name, default = setting.name.replace("_", "-"), setting.default
+        if setting.name in but:
+            continue
+        if isinstance(default, bool):
+            flag = f"--no-{name}" if default else f"--{name}"
+            group.add_argument(
+                flag,
+                dest=setting.name,
+                action="store_const",
+                const=not default,
+                help=setting.metadata["help"],
+            )
+        else:
+            shown = f" (default: {default})" if default else ""
+            able = (kinds[setting.name], *typing.get_args(kinds[setting.name]))
+            kind = next((number for number in (int, float) if number in able), str)
+            group.add_argument(
+                f"--{name}", type=kind, metavar=setting.metadata["metavar"],
+                help=setting.metadata["help"] + shown,
+            )  # fmt: skip

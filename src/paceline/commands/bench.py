@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline import names, text
-from paceline.commands._settings import add_hosts, read_hosts
+from paceline.commands import add_hosts, read_hosts
 from paceline.errors import UsageError
 
 if TYPE_CHECKING:

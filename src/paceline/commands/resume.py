@@ -7,8 +7,7 @@ import sys
 from dataclasses import fields
 from pathlib import Path
 
-from paceline.commands import import_from_here
-from paceline.commands._settings import add_hosts, add_safety, read_hosts
+from paceline.commands import add_hosts, add_safety, import_from_here, read_hosts
 from paceline.commands.train import run_rank, simulate_job, start_ranks
 from paceline.config import Safety
 from paceline.names import as_arguments

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from paceline.commands._settings import add_hosts, add_simulation, read_hosts
+from paceline.commands import add_hosts, add_simulation, read_hosts
 from paceline.config import SESSION, Program
 from paceline.errors import UsageError
 from paceline.simulate.options import NAMES, PLACES, Options, options_of

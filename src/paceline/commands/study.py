@@ -12,8 +12,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.commands import import_from_here
-from paceline.commands._settings import add_hosts
+from paceline.commands import add_hosts, import_from_here
 from paceline.simulate.options import PLACES
 
 if TYPE_CHECKING:

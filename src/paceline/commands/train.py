@@ -14,8 +14,14 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.commands import import_from_here
-from paceline.commands._settings import add_hosts, add_safety, add_settings, add_simulation, read_hosts
+from paceline.commands import (
+    add_hosts,
+    add_safety,
+    add_settings,
+    add_simulation,
+    import_from_here,
+    read_hosts,
+)
 from paceline.config import Config, Safety
 from paceline.names import as_arguments
 from paceline.simulate.options import NAMES, PLACES, Options, options_of

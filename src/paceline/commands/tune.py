@@ -14,8 +14,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.commands import import_from_here
-from paceline.commands._settings import add_settings
+from paceline.commands import add_settings, import_from_here
 from paceline.config import Config, Program, duration
 from paceline.errors import UsageError
 from paceline.simulate.options import Options

@@ -1,7 +1,7 @@
 """Diagnosis of why a strategy stops scaling, with figures and advice, based only on records.
 
 diagnose, Diagnosis, Cause     the diagnosis of each strategy among the runs of one problem
-case, timing                   the input of the rules: runs by rank count, a step's time, nodes and cores
+case, timing                   what rules read (runs by rank count, a step's time, nodes and cores), and what they find
 rules/                         one file per kind of cause
 advice                         the settings that rules advise, as they are typed
 summary                        all causes of a case in order, and the sentence that sums them up
@@ -13,8 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paceline.compare.metric import Metric
-from paceline.diagnosis.case import cases_of
-from paceline.diagnosis.findings import Cause, Diagnosis
+from paceline.diagnosis.case import Cause, Diagnosis, cases_of
 from paceline.diagnosis.next_step import next_step
 from paceline.diagnosis.summary import sum_up
 from paceline.record import Run

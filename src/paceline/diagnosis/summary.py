@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paceline.compare.metric import ACCURACY
-from paceline.diagnosis.case import Case
-from paceline.diagnosis.findings import Cause, Diagnosis
+from paceline.diagnosis.case import Case, Cause, Diagnosis
 from paceline.diagnosis.rules import RULES, divergence
 from paceline.diagnosis.rules.batch_growth import GROWN_BATCH
 from paceline.diagnosis.rules.scaling import IMPLAUSIBLE, SCALES_WELL

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from paceline.errors import UsageError
-from paceline.export.values import FILES, identity, points, settings, staleness, start_time
+from paceline.export import FILES, identity, points, settings, staleness, start_time
 from paceline.record import Run
 
 PORTS = {"http": 80, "https": 443}

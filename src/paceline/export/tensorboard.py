@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import UsageError
-from paceline.export.values import identity, points, settings, staleness, start_time
+from paceline.export import identity, points, settings, staleness, start_time
 from paceline.files import read_json
 from paceline.record import Run
 

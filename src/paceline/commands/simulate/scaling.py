@@ -12,8 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.commands import import_from_here
-from paceline.commands._settings import add_settings, add_simulation
+from paceline.commands import add_settings, add_simulation, import_from_here
 from paceline.config import Config
 from paceline.errors import UsageError
 from paceline.simulate.options import NAMES, Options

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.diagnosis.findings import Rule
+from paceline.diagnosis.case import Rule
 from paceline.diagnosis.rules import (
     averaging,
     divergence,

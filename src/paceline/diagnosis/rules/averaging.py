@@ -7,8 +7,7 @@ from statistics import fmean
 
 from paceline.diagnosis import advice
 from paceline.diagnosis.advice import joined
-from paceline.diagnosis.case import Case
-from paceline.diagnosis.findings import Cause, Rule
+from paceline.diagnosis.case import Case, Cause, Rule
 from paceline.text import count
 
 # If averaging costs more than training on parts.

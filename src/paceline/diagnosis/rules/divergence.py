@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from paceline.diagnosis.case import Case, Scale
-from paceline.diagnosis.findings import Cause, Rule
+from paceline.diagnosis.case import Case, Cause, Rule, Scale
 from paceline.diagnosis.rules import staleness
 from paceline.text import count
 

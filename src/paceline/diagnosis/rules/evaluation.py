@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from statistics import fmean
 
-from paceline.diagnosis.case import Case
-from paceline.diagnosis.findings import Cause, Rule
+from paceline.diagnosis.case import Case, Cause, Rule
 from paceline.text import count, duration, share
 
 PART = 0.5

@@ -15,8 +15,7 @@ from collections import Counter
 
 from paceline.diagnosis import advice
 from paceline.diagnosis.advice import joined
-from paceline.diagnosis.case import Case, Scale
-from paceline.diagnosis.findings import Cause, Rule
+from paceline.diagnosis.case import Case, Cause, Rule, Scale
 from paceline.diagnosis.rules import slower_computing
 from paceline.text import count, duration, share
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from paceline.compare.verdict import superlinear
 from paceline.diagnosis import advice
-from paceline.diagnosis.case import Case
-from paceline.diagnosis.findings import Cause, Rule
+from paceline.diagnosis.case import Case, Cause, Rule
 from paceline.diagnosis.rules.batch_growth import find_grown_batch
 from paceline.text import count, share, times
 

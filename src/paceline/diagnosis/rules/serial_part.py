@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from paceline.diagnosis import advice
 from paceline.diagnosis.advice import joined
-from paceline.diagnosis.case import Case
-from paceline.diagnosis.findings import Cause, Rule
+from paceline.diagnosis.case import Case, Cause, Rule
 from paceline.diagnosis.rules.slower_computing import alone_seconds, computing_seconds
 from paceline.text import count, duration, share, times
 

@@ -10,8 +10,7 @@ from collections import Counter
 from statistics import fmean, median
 
 from paceline.diagnosis.advice import joined
-from paceline.diagnosis.case import Case
-from paceline.diagnosis.findings import Cause, Rule
+from paceline.diagnosis.case import Case, Cause, Rule
 from paceline.text import amount, count, join, share
 
 # A link is slow if the median of the other hosts' is this many times as fast.

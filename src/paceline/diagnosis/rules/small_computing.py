@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from paceline.diagnosis import advice
 from paceline.diagnosis.advice import EXCHANGE, joined, own_changes
-from paceline.diagnosis.case import WIDTH, Case
-from paceline.diagnosis.findings import Cause, Rule
+from paceline.diagnosis.case import WIDTH, Case, Cause, Rule
 from paceline.diagnosis.rules import masters, slow_link
 from paceline.text import count, duration, join, share
 

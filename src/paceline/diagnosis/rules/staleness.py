@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from paceline.diagnosis import advice
 from paceline.diagnosis.advice import joined
-from paceline.diagnosis.case import Case
-from paceline.diagnosis.findings import Cause, Rule
+from paceline.diagnosis.case import Case, Cause, Rule
 from paceline.text import count, share
 
 # Updates that a gradient is late on average.

@@ -11,8 +11,7 @@ import numpy as np
 
 from paceline.diagnosis import advice
 from paceline.diagnosis.advice import joined
-from paceline.diagnosis.case import Case
-from paceline.diagnosis.findings import Cause, Rule
+from paceline.diagnosis.case import Case, Cause, Rule
 from paceline.text import count, duration, join, share
 
 # Waiting for this part of a step is worth naming.
