@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from paceline.config import Config
-from paceline.machine._job import measure
+from paceline.machine.costs import measure
 from paceline.training.job import Job
 
 

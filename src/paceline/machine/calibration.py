@@ -190,6 +190,9 @@ def _monotonic(points: Sequence[Sequence[float]], limit: float = 0) -> list[list
     return make_monotonic(eager) + make_monotonic(points[len(eager) :])
 
 
+# ---- on the ranks
+
+
 def measure(comm: Any, *, sizes: list[int], seconds: float) -> dict[str, Any]:
     """Measure everything with this number of ranks, in about `seconds`: means of rounds, medians over ranks. Collective.
 
