@@ -27,9 +27,9 @@ from paceline.comm.clocks import KINDS
 from paceline.comm.recording import RECEIVES, SENDS, WAITS
 from paceline.comm.tracing import CANCELLED, FENCE
 from paceline.errors import UsageError
+from paceline.figures.drawing import check_format, save_page, settings
 from paceline.figures.palette import FAINT, GREY, INK
 from paceline.figures.palette import KINDS as LOOKS
-from paceline.figures.rendering import check_format, save_page, settings
 from paceline.files import json_text, replacing
 from paceline.record import Run
 from paceline.text import count

@@ -47,7 +47,7 @@ def steps_of(text: str) -> tuple[int, int]:
 
 def main(args: argparse.Namespace) -> int:
     """Write the trace and, if asked for, the picture; say what they lack."""
-    from paceline.figures.rendering import check_format
+    from paceline.figures.drawing import check_format
     from paceline.files import check_place
     from paceline.record import Run
     from paceline.trace import draw, write_trace

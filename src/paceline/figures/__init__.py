@@ -1,8 +1,7 @@
 """Figures: described as data, drawn by matplotlib, with one palette for everything that paceline draws.
 
 `description` has the kinds of figures (`Lines`, `Bars`, `Histogram`, `Points`), `palette` their colours and markers,
-`drawing` puts a description onto matplotlib axes, and `rendering` makes SVG (also as part of a page, with values to point
-at), PNG and PDF of it.
+and `drawing` makes SVG (also as part of a page, with values to point at), PNG and PDF of a description, with matplotlib.
 """
 
 from paceline.figures.description import (
@@ -17,7 +16,7 @@ from paceline.figures.description import (
     Point,
     Points,
 )
-from paceline.figures.rendering import (
+from paceline.figures.drawing import (
     FORMATS,
     PHONE,
     WIDE,
