@@ -134,4 +134,4 @@ def _ranks() -> Iterator[None]:
     """Ranks that tests have started end with the last test."""
     yield
     if (ranks := sys.modules.get("tests.ranks")) is not None:
-        ranks.end_jobs()
+        ranks.end_job()

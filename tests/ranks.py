@@ -5,9 +5,10 @@
 has each of 4 ranks call `sums(comm, algorithm="ring")` within a time limit. Returns what each rank returned (as JSON), in
 rank order. A failing rank fails the test with the job's output shown.
 
-Starting ranks and importing torch costs more than most cases, so a job stays for the next case, of whatever test module,
-that needs as many ranks in the same environment; a case that failed has ended its job. Between cases the ranks wait at a
-socket. Of the jobs that have waited longest, those are ended that would be too many.
+Starting ranks and importing torch costs more than most cases, so the job stays for the next case, of whatever test module,
+in the same environment: a case on fewer ranks is called on the first of them, with a communicator of their own. One that
+needs more ranks, or another environment, gets a new job; a case that failed has ended its job. Between cases the ranks wait
+at a socket.
 """
 
 from __future__ import annotations
@@ -29,43 +30,37 @@ from typing import Any, NoReturn, TextIO
 ROOT = Path(__file__).parent.parent
 # Ranks that wait let others run, also where there is a core for each of them: other tests run there.
 YIELD = {"OMPI_MCA_mpi_yield_when_idle": "1", "MPIR_CVAR_ENABLE_HEAVY_YIELD": "1"}
-MOST = 16  # ranks that stay, of all jobs together: with torch, each takes about 200 MB
+MANY = 9  # ranks of a job whose first case needs more than FEW
+FEW = 4
 
 
 def on_ranks(
     case: str, ranks: int, *, time_limit: float = 280, alone: bool = False, **arguments: Any
 ) -> list[Any]:
-    """Call a case on ranks. With `alone`, in a job of its own, which has ended when this returns."""
+    """Call a case on ranks. With `alone`, in a job of that many ranks, which has ended when this returns."""
     surroundings = (Path.cwd(), {k: v for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST"})
-    if alone or (ranks in _jobs and _jobs[ranks].surroundings != surroundings):
-        end_job(ranks)
-    job = _jobs.pop(ranks, None) or Job(ranks, surroundings, time_limit)
+    if alone or not (_jobs and _jobs[0].surroundings == surroundings and len(_jobs[0].links) >= ranks):
+        end_job()
+    started = ranks if alone else max(ranks, FEW if ranks <= FEW else MANY)
+    job = _jobs.pop() if _jobs else Job(started, surroundings, time_limit)
     try:
-        results = job.call(case, arguments, time_limit)
+        results = job.call(case, ranks, arguments, time_limit)
     except BaseException:
         job.kill()
         raise
-    _jobs[ranks] = job
+    _jobs.append(job)
     if alone:
-        end_job(ranks)
-    while len(_jobs) > 1 and sum(_jobs) > MOST:
-        end_job(next(iter(_jobs)))
+        end_job()
     return results
 
 
-_jobs: dict[int, Job] = {}  # by their number of ranks, the one that was used last at the end
+_jobs: list[Job] = []  # the one that stays, if there is one
 
 
-def end_job(ranks: int) -> None:
-    """End the job of this many ranks, if there is one; it must end well."""
-    if (job := _jobs.pop(ranks, None)) is not None:
-        job.end()
-
-
-def end_jobs() -> None:
-    """End all jobs."""
-    for ranks in list(_jobs):
-        end_job(ranks)
+def end_job() -> None:
+    """End the job that stays, if there is one; it must end well."""
+    if _jobs:
+        _jobs.pop().end()
 
 
 class Job:
@@ -98,13 +93,13 @@ class Job:
                 stream = link.makefile("rw")
                 self.links[int(stream.readline())] = link, stream
 
-    def call(self, case: str, arguments: dict[str, Any], time_limit: float) -> list[Any]:
-        """Call a case on all ranks and return their results; if one fails, the job ends."""
+    def call(self, case: str, ranks: int, arguments: dict[str, Any], time_limit: float) -> list[Any]:
+        """Call a case on the first ranks and return their results; if one fails, the job ends."""
         late = time.monotonic() + time_limit
-        links = [self.links[rank] for rank in range(len(self.links))]
+        links = [self.links[rank] for rank in range(ranks)]
         for _, stream in links:
             with contextlib.suppress(BrokenPipeError):  # noticed below: there is no answer
-                stream.write(json.dumps([case, arguments]) + "\n")
+                stream.write(json.dumps([case, ranks, arguments]) + "\n")
                 stream.flush()
         results = []
         for link, stream in links:
@@ -174,15 +169,19 @@ def serve(address: str) -> None:
     from paceline.launch import abort_on_error
 
     os.fsync = lambda _: None  # type: ignore[assignment]  # as in pytest's own process
-    comm = MPI.COMM_WORLD
+    world = MPI.COMM_WORLD
+    comms = {world.size: world}
     with socket.socket(socket.AF_UNIX) as link:
         link.connect(address)
         with link.makefile("rw") as stream:
-            stream.write(f"{comm.rank}\n")
+            stream.write(f"{world.rank}\n")
             stream.flush()
             before = ""
             for line in stream:
-                case, arguments = json.loads(line)
+                case, ranks, arguments = json.loads(line)
+                if ranks not in comms:
+                    comms[ranks] = world.Create_group(world.group.Incl(range(ranks)))
+                comm = comms[ranks]
                 module, _, name = case.partition(":")
                 if module != before:
                     gc.collect()  # what other cases have left must not be freed in the middle of these

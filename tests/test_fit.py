@@ -43,6 +43,7 @@ def test_ranks_started_for_a_call_give_serial_s_result(tmp_path: Path) -> None:
     assert paceline.Run(parallel.run).complete
 
 
+@pytest.mark.once
 def test_a_module_is_trained_in_place_also_on_other_ranks() -> None:
     import torch
     from torch import nn
@@ -61,6 +62,7 @@ def test_a_module_is_trained_in_place_also_on_other_ranks() -> None:
     assert fitted.test_accuracy > 0.8
 
 
+@pytest.mark.once
 def test_what_only_this_script_knows_travels() -> None:
     calls: list[int] = []  # a closure, a function and a class of no importable module
 
@@ -79,6 +81,7 @@ def test_what_only_this_script_knows_travels() -> None:
     assert own.strategy.endswith("train")
 
 
+@pytest.mark.once
 def test_what_lies_beside_the_script_travels(tmp_path: Path) -> None:
     (tmp_path / "beside.py").write_text(
         "def train(me):\n"
@@ -97,6 +100,7 @@ def test_what_lies_beside_the_script_travels(tmp_path: Path) -> None:
     assert done.stdout == "beside:train 2\n", done.stderr
 
 
+@pytest.mark.once
 def test_large_arrays_are_shared_not_copied() -> None:
     def where(me: Any) -> None:
         array = me.data.train.split.inputs
@@ -108,6 +112,7 @@ def test_large_arrays_are_shared_not_copied() -> None:
     fit("mlp:8", blobs(20_000), strategy=where, ranks=2, **SMALL)
 
 
+@pytest.mark.once
 def test_a_map_style_dataset() -> None:
     class Pairs:
         def __init__(self) -> None:
@@ -132,6 +137,7 @@ class NeedsDepth(paceline.Strategy):
         raise AssertionError("never")
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -162,6 +168,7 @@ def test_bad_arguments_are_refused_in_words(arguments: dict[str, Any], said: str
         fit(**{"model": "mlp:4", "data": "iris", "runs": None, "quiet": True, **arguments})
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("strategy", [Sync, functools.partial(lambda me, more: None, more=3)])
 def test_strategies_that_are_classes_or_partial_functions(strategy: Any) -> None:
     fitted = fit("mlp:4", "iris", strategy=strategy, **SMALL)
@@ -204,6 +211,7 @@ def linear() -> Any:
     return nn.Linear(4, 3)
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("model", ["mlp:4", "tests.test_fit:linear"])
 def test_torch_s_generator_is_left_as_it_was(model: str) -> None:
     import torch
@@ -244,6 +252,7 @@ def test_ranks_that_were_given_different_runs_do_not_wait_for_ever(tmp_path: Pat
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.once
 def test_threads_hold_for_the_call_alone(tmp_path: Path) -> None:
     import torch
     from threadpoolctl import threadpool_info
@@ -279,6 +288,7 @@ def test_examples_run(tmp_path: Path, name: str) -> None:
     assert "accuracy 0." in done.stdout
 
 
+@pytest.mark.once
 def test_a_record_has_the_name_that_it_is_given(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"strategy": "serial", "epochs": 1, "batch": 50, "quiet": True, "name": "mine"}
     assert fit("mlp:4", "iris", runs=tmp_path, **settings).run == tmp_path / "mine"

@@ -522,6 +522,7 @@ def on_real_ranks(comm: Any) -> dict[str, Any]:
     return {"layers": before_step, **{name: mine.tolist() for name, (mine, _) in found.items()}}
 
 
+@pytest.mark.once
 @pytest.mark.timeout(600)
 def test_overlap_and_division_on_real_ranks() -> None:
     for found in on_ranks("tests.test_own_loop:on_real_ranks", 2, time_limit=280):
@@ -976,6 +977,7 @@ def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.once
 @pytest.mark.timeout(600)
 @pytest.mark.mpi
 def test_the_command_on_real_ranks(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from paceline.errors import UsageError
 from paceline.text import size
 
 STARTS_RANKS = True
+pytestmark = pytest.mark.once  # other tests compare bytes and formulas with every MPI
 
 
 def arguments(*words: str) -> argparse.Namespace:

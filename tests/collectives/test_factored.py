@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.models.mlp_nets import VARIANTS
 from tests.ranks import on_ranks
 
@@ -32,6 +34,7 @@ def test_when_factors_are_exchanged() -> None:
         }
 
 
+@pytest.mark.once
 def test_a_run_is_serial_training() -> None:
     for rank in on_ranks("tests.collectives.factored:training", 4):
         assert len(rank) == 6
@@ -43,5 +46,6 @@ def test_a_run_is_serial_training() -> None:
             assert run["accuracy"] == 0, run
 
 
+@pytest.mark.once
 def test_strategies_that_use_the_gradient_keep_it() -> None:
     assert on_ranks("tests.collectives.factored:own_strategy", 3) == [["Shared"]] * 3

@@ -30,6 +30,7 @@ def test_serial() -> None:
     assert float(lines[-1].split()[3]) > 50  # it learns; guessing is 10 %
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("ranks", [2, pytest.param(8, marks=pytest.mark.mpi)])
 def test_sync(ranks: int) -> None:
     status, lines = started(ranks, MAIN, "sync", *SMALL)
@@ -43,6 +44,7 @@ def test_sync_with_mpis_allreduce() -> None:
     expect(lines, EPOCH, EPOCH, RESULT)
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(("ranks", "masters"), [(2, 1), (5, 2), pytest.param(8, 4, marks=pytest.mark.mpi)])
 def test_async(ranks: int, masters: int) -> None:
     status, lines = started(ranks, MAIN, "async", str(masters), *SMALL)
@@ -50,6 +52,7 @@ def test_async(ranks: int, masters: int) -> None:
     expect(lines, EPOCH, EPOCH, RESULT, r"staleness: \d+\.\d updates on average, at most \d+")
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("ranks", "words"),
     [(2, ()), pytest.param(4, ("--sizes", "12-13"), marks=pytest.mark.mpi), (8, ("--sizes", "12"))],

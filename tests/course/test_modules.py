@@ -63,6 +63,7 @@ def agree(found: dict[str, Any], network: other_network.NeuralNetwork) -> None:
     assert (found["w0"].tolist(), found["b0"].tolist()) == ([0], [0] * 12)
 
 
+@pytest.mark.once
 @pytest.mark.mpi
 @pytest.mark.parametrize("module", ["sync_network", "sync_network_collective"])
 def test_synchronous_training_is_serial_training_with_all_ranks_samples(beside: Path, module: str) -> None:
@@ -111,6 +112,7 @@ def test_one_worker_and_the_plain_rule_are_serial_training(beside: Path) -> None
     assert lines[1].split()[-1] == lines[2].split()[-1]  # what was validated last was the complete network
 
 
+@pytest.mark.once
 @pytest.mark.mpi
 def test_masters_with_a_placeholder_alone_and_workers_without_a_batch(beside: Path) -> None:
     asked = SYNC | {"module": "async_network", "masters": 4, "batches": 3, "same_seed": True}

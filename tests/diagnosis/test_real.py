@@ -14,6 +14,7 @@ from tests.diagnosis.made import case_of, only
 STARTS_RANKS = True
 
 
+@pytest.mark.once
 def test_real_runs(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"epochs": 2, "batch": 10, "runs": tmp_path, "quiet": True, "threads": 1}
     for seed in (0, 1):

@@ -78,6 +78,7 @@ def test_refusals() -> None:
 # ---- really measured
 
 
+@pytest.mark.once
 @pytest.mark.mpi
 def test_a_short_calibration(tmp_path: Path) -> None:
     machine = calibrate([2], seconds=0.4)
@@ -155,6 +156,7 @@ def test_a_model_that_was_given_is_known_by_its_kind_and_shape(
     assert len(made) == 3  # what is damaged is measured again, the other not
 
 
+@pytest.mark.once
 def test_work_together() -> None:
     told = on_ranks(
         "tests.machine.calibration_cases:work", 2,

@@ -196,6 +196,7 @@ def test_torch_is_imported_when_a_network_is_built_and_not_before() -> None:
     assert "AssertionError" not in done.stderr
 
 
+@pytest.mark.once
 def test_ranks_that_share_a_window_train_as_one_process() -> None:
     for answer in on_ranks("tests.models.torch_cases:cnn_in_a_shared_window", 3, samples=8, steps=3):
         assert max(answer.values()) < 1e-12

@@ -125,6 +125,7 @@ def test_a_stopped_rank_0_is_named_by_another_and_ended(start: Callable[..., Run
     assert run.left() == []
 
 
+@pytest.mark.once
 def test_a_rank_that_goes_on_is_only_remarked(start: Callable[..., Run]) -> None:
     run = start("freeze:rank=1", "--stall-timeout", "3s")
     run.wait_for("rank 1 (process ")
@@ -138,6 +139,7 @@ def test_a_rank_that_goes_on_is_only_remarked(start: Callable[..., Run]) -> None
     assert "rank 1 goes on again after " in said
 
 
+@pytest.mark.once
 def test_a_checkpoint_saved_without_the_stopped_rank_continues_bit_for_bit(start: Callable[..., Run]) -> None:
     run = start("Frozen", "--stall-timeout", "3s", "--on-stall", "checkpoint-abort")
     status, said = run.end()

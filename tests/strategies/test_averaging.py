@@ -65,6 +65,7 @@ def test_torch_models() -> None:
     assert min(run["test"] for run in first) > 0.3
 
 
+@pytest.mark.once
 def test_every_part_of_psgd_says_how_it_ended() -> None:
     runs = [("psgd", "MLP", 3), ("psgd:tolerance=0.15", "LONG", 3), ("psgd", "FEW", 3)]
     found = on_ranks(f"{CASES}:against_numpy", 3, runs=runs)
@@ -85,6 +86,7 @@ def test_every_part_of_psgd_says_how_it_ended() -> None:
     assert [part["loss"] is None for part in found[0][2]["parts"][0]] == [False, False, True]
 
 
+@pytest.mark.once
 def test_to_the_bit() -> None:
     for rank in on_ranks(f"{CASES}:to_the_bit", 3):
         assert len(rank) == 4 * 5
@@ -97,6 +99,7 @@ def test_one_rank_is_serial() -> None:
     assert max(found.values()) == 0
 
 
+@pytest.mark.once
 def test_momentum_and_schedule() -> None:
     for differences in on_ranks(f"{CASES}:with_memory", 3):
         assert max(differences) < 1e-10
@@ -113,6 +116,7 @@ def test_messages_and_bytes() -> None:
     }
 
 
+@pytest.mark.once
 def test_divergence_is_stopped_or_survived() -> None:
     found = on_ranks(f"{CASES}:diverging", 2)
     for rank in found:
@@ -126,6 +130,7 @@ def test_divergence_is_stopped_or_survived() -> None:
             assert run["accuracy"] > 0.5, run
 
 
+@pytest.mark.once
 def test_psgd_of_real_labels() -> None:
     for average, remarks in on_ranks(f"{CASES}:regression", 2):
         assert average["test_accuracy"] is None

@@ -58,7 +58,9 @@ def train(folder: Path, *words: str, ranks: int = 2) -> subprocess.Popen[str]:
 
 
 def left_in_shared_memory() -> set[str]:
-    return {file.name for file in Path("/dev/shm").iterdir() if file.name.startswith("torch_")}
+    """The files of torch (`torch_PROCESS_...`) whose process has ended: those of other tests may still be in use."""
+    names = [file.name for file in Path("/dev/shm").iterdir() if file.name.startswith("torch_")]
+    return {name for name in names if not lives(int(name.split("_")[1]))}
 
 
 @pytest.fixture

@@ -36,6 +36,7 @@ def sound(strategy: str, run: dict[str, Any], updates: int) -> None:
             assert min(weights) > 0
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("strategy", ["hogwild", "gossip", "gossip:every=3"])
 def test_about_as_good_as_serial(strategy: str) -> None:
     for rank in on_ranks(f"{CASES}:trains", 4, strategy=strategy):
@@ -51,6 +52,7 @@ def test_about_as_good_as_serial(strategy: str) -> None:
                 sound(strategy, run, updates=10 * -(-SAMPLES // 25))
 
 
+@pytest.mark.once
 def test_uneven_turns_and_other_models() -> None:
     found = on_ranks(f"{CASES}:uneven", 3, strategies=["hogwild", "gossip"])
     for strategy, rank in (item for each in found for item in each.items()):
@@ -74,6 +76,7 @@ def test_nobody_waits_within_an_epoch(strategy: str) -> None:
             assert run["findings"]["staleness"]["largest"] >= 29  # the gradient of the rank that was held up
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("strategy", ["hogwild", "gossip"])
 def test_divergence_has_one_verdict(strategy: str) -> None:
     for rank in on_ranks(f"{CASES}:diverging", 3, strategy=strategy):

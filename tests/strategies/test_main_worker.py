@@ -11,6 +11,7 @@ from tests.ranks import on_ranks
 CASES = "tests.strategies.main_worker_cases"
 
 
+@pytest.mark.once
 def test_equals_serial() -> None:
     first, *others = on_ranks(f"{CASES}:against_serial", 4)
     assert [len(rank) for rank in (first, *others)] == [8, 8, 5, 2]

@@ -132,6 +132,7 @@ def test_every_rule_learns(tmp_path: Path) -> None:
         assert [piece["layers"] for piece in staleness["pieces"]] == [[0], [1]]
 
 
+@pytest.mark.once
 def test_a_slow_worker_holds_nobody_up(tmp_path: Path) -> None:
     found = on_ranks(f"{CASES}:slow_worker", 4, folder=str(tmp_path), strategy="masters=1,share=dynamic")[0]
     assert found["accuracy"] > 0.6
@@ -139,6 +140,7 @@ def test_a_slow_worker_holds_nobody_up(tmp_path: Path) -> None:
     assert found["done"][1] < min(found["done"][2:])  # it does what it can, and the others do the rest
 
 
+@pytest.mark.once
 def test_a_bound_keeps_the_fast_within_reach_of_the_slow(tmp_path: Path) -> None:
     found = on_ranks(
         f"{CASES}:slow_worker", 4, folder=str(tmp_path), strategy="masters=1,share=dynamic,bound=2"
@@ -156,6 +158,7 @@ def test_a_bound_keeps_the_fast_within_reach_of_the_slow(tmp_path: Path) -> None
     assert max(done) > 2
 
 
+@pytest.mark.once
 def test_rounds_do_without_the_slowest(tmp_path: Path) -> None:
     found = on_ranks(
         f"{CASES}:slow_worker", 4, folder=str(tmp_path), strategy="masters=1,share=dynamic,backup=1"
@@ -169,6 +172,7 @@ def test_rounds_do_without_the_slowest(tmp_path: Path) -> None:
     assert found["accuracy"] > 0.6
 
 
+@pytest.mark.once
 def test_a_replay_gives_the_same_bits(tmp_path: Path) -> None:
     few = {"draws": 40}
     back = {"draws": 200, "batch": 5, "lr": 3.0, "model": "mlp:16,activation=relu", "on_divergence": "halve"}
@@ -228,6 +232,7 @@ def test_divergence_stops_the_run_in_words(tmp_path: Path) -> None:
     assert found[0]["applied"] < 6 * 288
 
 
+@pytest.mark.once
 def test_divergence_halves_the_step_and_goes_back(tmp_path: Path) -> None:
     found = on_ranks(f"{CASES}:diverging", 4, folder=str(tmp_path), on_divergence="halve", lr=100.0)
     assert found[0]["diverged"] is None

@@ -207,6 +207,7 @@ def test_rounds_that_were_not_equally_far_are_lost_when_pieces_are_cut_anew() ->
     assert recut([one, two], slice(0, 2)) is one
 
 
+@pytest.mark.once
 def test_real_ranks_save_and_go_on(tmp_path: Path) -> None:
     found = on_ranks("tests.strategies.server_cases:cut_and_resumed", 5, folder=str(tmp_path), time_limit=300)
     for rank in found:

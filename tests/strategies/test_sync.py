@@ -18,9 +18,10 @@ from tests.strategies import cases
 SIZES = [1, 2, 3, 4, 7]
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("settings", "steps", "sizes"),
-    [(cases.MLP, None, SIZES), pytest.param(cases.CNN, 4, [3], marks=pytest.mark.once)],
+    [(cases.MLP, None, SIZES), (cases.CNN, 4, [3])],
     ids=["mlp", "cnn"],
 )
 def test_sync_equals_serial(
@@ -46,6 +47,7 @@ def test_each_rank_may_update_its_own_part() -> None:
         assert max(worst) < 1e-9
 
 
+@pytest.mark.once
 def test_weak_scaling() -> None:
     for difference, batch in on_ranks("tests.strategies.cases:weak_scaling", 3):
         assert batch == 24
@@ -56,6 +58,7 @@ def test_more_ranks_than_samples_in_a_batch() -> None:
     assert max(on_ranks("tests.strategies.cases:empty_pieces", 5)) < 1e-10
 
 
+@pytest.mark.once
 def test_a_slow_rank_gets_smaller_pieces() -> None:
     quick, slow, other = on_ranks("tests.strategies.cases:balanced", 3)
     assert max(rank["difference"] for rank in (quick, slow, other)) < 1e-10
@@ -64,12 +67,14 @@ def test_a_slow_rank_gets_smaller_pieces() -> None:
     assert quick["last"] + slow["last"] + other["last"] == 60
 
 
+@pytest.mark.once
 def test_replicas_agree_on_statistics_and_start_from_rank_0() -> None:
     first, *others = on_ranks("tests.strategies.cases:batch_norm", 3)
     assert all(other == first for other in others)
     assert any(name != "x" and any(values) for name, values in first.items())
 
 
+@pytest.mark.once
 def test_strategies_of_the_users_own() -> None:
     found = on_ranks("tests.strategies.cases:own_strategies", 2)
     assert found[0] == {
@@ -83,6 +88,7 @@ def test_serial_is_one_process() -> None:
         Serial().check(2)
 
 
+@pytest.mark.once
 def test_no_samples_no_step() -> None:
     first, second = on_ranks("tests.strategies.cases:empty_steps", 2)
     assert first > 0

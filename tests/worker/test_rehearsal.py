@@ -11,6 +11,7 @@ from paceline.worker.worker import unrecorded
 from tests.ranks import on_ranks
 
 
+@pytest.mark.once
 @pytest.mark.mpi
 @pytest.mark.parametrize("strategy", ["sync:allreduce=native", "weight-average:allreduce=native"])
 @pytest.mark.parametrize("trace", [False, True])
