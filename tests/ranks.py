@@ -39,18 +39,23 @@ def on_ranks(
 ) -> list[Any]:
     """Call a case on ranks. With `alone`, in a job of that many ranks, which has ended when this returns."""
     surroundings = (Path.cwd(), {k: v for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST"})
-    if alone or not (_jobs and _jobs[0].surroundings == surroundings and len(_jobs[0].links) >= ranks):
+    if not alone and not (_jobs and _jobs[0].surroundings == surroundings and len(_jobs[0].links) >= ranks):
         end_job()
-    started = ranks if alone else max(ranks, FEW if ranks <= FEW else MANY)
-    job = _jobs.pop() if _jobs else Job(started, surroundings, time_limit)
+    if alone:
+        job = Job(ranks, surroundings, time_limit)
+    else:
+        job = (
+            _jobs.pop() if _jobs else Job(max(ranks, FEW if ranks <= FEW else MANY), surroundings, time_limit)
+        )
     try:
         results = job.call(case, ranks, arguments, time_limit)
     except BaseException:
         job.kill()
         raise
-    _jobs.append(job)
     if alone:
-        end_job()
+        job.end()
+    else:
+        _jobs.append(job)
     return results
 
 

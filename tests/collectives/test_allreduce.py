@@ -61,4 +61,4 @@ def test_nothing_is_left_behind_by_a_job_that_frees_nothing() -> None:
 
 def test_a_failing_rank_ends_the_job_though_windows_are_open() -> None:
     with pytest.raises(AssertionError, match="rank 1 has had enough"):
-        on_ranks("tests.collectives.cases:dies", 3, time_limit=280)
+        on_ranks("tests.collectives.cases:dies", 3, alone=True)

@@ -74,9 +74,10 @@ def test_sync_on_simulated_ranks_is_serial_training(simulated: Any, network: str
     for name in registry.names("collectives"):
         if name == "shared-memory" and network != "loopback":
             continue
-        for ranks in (3, 5):
+        for ranks in (2, 3, 5, 7):
             found = simulated(f"sync:allreduce={name}", ranks, dtype="float64", network=network)
             np.testing.assert_allclose(found.model.x, serial.model.x, rtol=1e-9, atol=1e-12)
+            assert found.loss == pytest.approx(serial.loss, abs=1e-9)
             assert found.test_accuracy == serial.test_accuracy
             assert found.simulated
             assert found.train_seconds > 0
