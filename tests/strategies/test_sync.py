@@ -16,7 +16,6 @@ from tests.ranks import on_ranks
 from tests.strategies import cases
 
 
-
 @pytest.mark.once
 @pytest.mark.parametrize(
     ("settings", "steps", "sizes"),
