@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from paceline import fit
-from paceline.commands.simulate.prediction import draw, table
-from paceline.commands.simulate.scaling import load_parts, threaded_workloads
+from paceline.commands._prediction import draw, table
+from paceline.commands.simulate import load_parts, threaded_workloads
 from paceline.config import Config
 from paceline.data import load
 from paceline.errors import UsageError

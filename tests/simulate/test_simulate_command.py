@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from paceline.cli import main
-from paceline.commands.simulate.calibrate import describe
+from paceline.commands.simulate import describe_machine
 from paceline.machine import Costs, Machine, calibration
 from paceline.simulate import training as _training
 from paceline.vmpi import Curves
@@ -188,7 +188,7 @@ def test_calibrate_writes_the_file_and_says_what_it_found(
     assert asked == {"ranks": [2, 4], "seconds": 0.5}
     assert Machine.load(here / "mine.json") == Machine.typical()
     printed = capsys.readouterr().out
-    assert printed.startswith(describe(Machine.typical()))
+    assert printed.startswith(describe_machine(Machine.typical()))
     assert printed.endswith("machine: mine.json\n")
     assert re.search(r"^ranks at once +2 +16$", printed, re.M)
     # 0.5 us to post, 0.8 to send, 0.3 on its way, 0.8 to take
