@@ -42,7 +42,7 @@ print(json.dumps(found))
 
 @pytest.fixture(scope="module")
 def judged() -> list[Any]:
-    return on_ranks("tests.vmpi.plain:case", P)
+    return on_ranks("tests.vmpi.plain:case", P, alone=True)  # uses the world itself
 
 
 def _plain() -> Any:
