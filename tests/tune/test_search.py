@@ -13,9 +13,8 @@ from paceline.compare.metric import Goal
 from paceline.config import Config, Program
 from paceline.errors import UsageError
 from paceline.tune.answer import conclude, left_out, results
-from paceline.tune.search import LONGER, STOP, Failed, Observed, Search
+from paceline.tune.search import LONGER, STOP, Failed, Observed, Search, Timing, parted
 from paceline.tune.space import Candidate, Space
-from paceline.tune.timing import Timing, parted
 
 START = 1.0  # seconds of a run besides training
 GOAL = Goal.parse("90%")

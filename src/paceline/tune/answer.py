@@ -11,9 +11,8 @@ from paceline.compare.answer import AS_FAST
 from paceline.study.run import command
 from paceline.text import count, table
 from paceline.text import seconds as spell_seconds
-from paceline.tune.search import TOO_SLOW, Search, Trial
+from paceline.tune.search import TOO_SLOW, Search, Timing, Trial, parted
 from paceline.tune.space import Candidate
-from paceline.tune.timing import Timing, parted
 
 MOST_ROWS, MOST_REASONS = 15, 6
 
