@@ -21,7 +21,7 @@ from arguments import Parser, ranks
 
 import figures
 from paceline.launch import find, run, usable_cores
-from paceline.launch.cores import others_running
+from paceline.launch.resources import others_running
 from paceline.record.environment import processor
 
 HERE = Path(__file__).parent

@@ -11,21 +11,21 @@ from types import SimpleNamespace
 
 import pytest
 
-from paceline.launch import cores as _cores
 from paceline.launch import machine_cores, run, take_cores, usable_cores
-from paceline.launch.cores import VARIABLE, core_variables, reserve_cores
+from paceline.launch import resources as _resources
+from paceline.launch.resources import CORES_VARIABLE, core_variables, reserve_cores
 from paceline.launch.world import World
 
 STARTS_RANKS = True
 
 HOLDER = """
 import os, sys
-from paceline.launch import cores as _cores
+from paceline.launch import resources as _resources
 mine = [int(core) for core in sys.argv[1:]]
 os.sched_getaffinity = lambda _: mine
-_cores.usable_cores = lambda: len(mine)
-_cores.others_running = lambda: 0
-with _cores.reserve_cores(len(mine)) as cores:
+_resources.usable_cores = lambda: len(mine)
+_resources.others_running = lambda: 0
+with _resources.reserve_cores(len(mine)) as cores:
     print(cores, flush=True)
     sys.stdin.read()
 """
@@ -36,8 +36,8 @@ def idle(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Six cores of a machine on which nothing runs, numbered as no real one is: nobody else holds them."""
     cores = [100_000 + 1000 * (os.getpid() % 10_000) + place for place in range(6)]
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(cores))
-    monkeypatch.setattr(_cores, "usable_cores", lambda: len(cores))
-    monkeypatch.setattr(_cores, "others_running", lambda: 0)
+    monkeypatch.setattr(_resources, "usable_cores", lambda: len(cores))
+    monkeypatch.setattr(_resources, "others_running", lambda: 0)
     return cores
 
 
@@ -57,7 +57,7 @@ def test_a_job_that_does_not_get_all_its_cores_holds_none(idle: list[int]) -> No
 
 
 def test_a_busy_machine_has_no_cores_to_reserve(idle: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_cores, "others_running", lambda: 3)
+    monkeypatch.setattr(_resources, "others_running", lambda: 3)
     with reserve_cores(4) as too_many, reserve_cores(3) as enough:
         assert too_many is None
         assert enough == idle[:3]
@@ -66,13 +66,13 @@ def test_a_busy_machine_has_no_cores_to_reserve(idle: list[int], monkeypatch: py
 def test_a_container_that_grants_fewer_cores_is_believed(
     idle: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_cores, "usable_cores", lambda: 2)
+    monkeypatch.setattr(_resources, "usable_cores", lambda: 2)
     with reserve_cores(3) as cores:
         assert cores is None
 
 
 def test_one_thread_of_each_core_comes_first(idle: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_cores, "_place_among_siblings", lambda core: core % 2)
+    monkeypatch.setattr(_resources, "_place_among_siblings", lambda core: core % 2)
     with reserve_cores(4) as cores:
         assert cores == sorted([*idle[0::2], idle[1]])
 
@@ -120,7 +120,7 @@ def bound(monkeypatch: pytest.MonkeyPatch) -> dict[int, set[int]]:
 
 def a_rank(monkeypatch: pytest.MonkeyPatch, local_rank: int, local_size: int) -> None:
     here = World(rank=7, size=9, local_rank=local_rank, local_size=local_size, launcher="mpiexec of MPICH")
-    monkeypatch.setattr(_cores, "world", lambda: here)
+    monkeypatch.setattr(_resources, "world", lambda: here)
 
 
 @pytest.mark.parametrize(("ranks", "mine"), [(2, {3, 4, 5}), (3, {2, 3}), (6, {1})])
@@ -139,12 +139,12 @@ def test_a_rank_for_which_nothing_was_reserved_stays_where_it_is(
     bound: dict[int, set[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a_rank(monkeypatch, 1, 2)
-    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.delenv(CORES_VARIABLE, raising=False)
     take_cores()
-    monkeypatch.setenv(VARIABLE, "4:0")  # fewer cores than ranks
+    monkeypatch.setenv(CORES_VARIABLE, "4:0")  # fewer cores than ranks
     take_cores()
-    monkeypatch.setenv(VARIABLE, "4:0,1")
-    monkeypatch.setattr(_cores, "world", lambda: None)  # no rank
+    monkeypatch.setenv(CORES_VARIABLE, "4:0,1")
+    monkeypatch.setattr(_resources, "world", lambda: None)  # no rank
     take_cores()
     assert bound == {}
 
@@ -167,7 +167,7 @@ def test_in_a_rank_that_its_launcher_has_bound_the_machines_cores_are_known() ->
 
 def test_threads_that_run_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = iter(["0.1 0.2 0.3 5/99 7", "0.1 0.2 0.3 3/99 7", "0.1 0.2 0.3 4/99 7"])
-    monkeypatch.setattr(_cores, "Path", lambda _: SimpleNamespace(read_text=lambda: next(said)))
-    assert _cores.others_running(samples=3, apart=0) == 2
-    monkeypatch.setattr(_cores, "Path", lambda _: tmp_path / "nowhere")
-    assert _cores.others_running() == 0
+    monkeypatch.setattr(_resources, "Path", lambda _: SimpleNamespace(read_text=lambda: next(said)))
+    assert _resources.others_running(samples=3, apart=0) == 2
+    monkeypatch.setattr(_resources, "Path", lambda _: tmp_path / "nowhere")
+    assert _resources.others_running() == 0

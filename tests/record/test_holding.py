@@ -11,10 +11,10 @@ import pytest
 
 import paceline
 from paceline.errors import UsageError
-from paceline.record.holding import check_idle, hold, release
+from paceline.record.writing import check_idle, hold, release
 
 HOLDER = (
-    "import sys; from pathlib import Path; from paceline.record.holding import hold; "
+    "import sys; from pathlib import Path; from paceline.record.writing import hold; "
     "hold(Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"
 )
 

@@ -1,15 +1,13 @@
 """Starting ranks, and calling functions on them: the right mpiexec, with the right settings, for the installed MPI.
 
-job          run a command on ranks; its output, signals and exit status (`run`)
+job          run a command on ranks, with MPI or, for torch, without; its output, signals and exit status (`run`)
 calling      call a function on ranks that are started for it (`call`)
 library      which MPI is installed (`find`), and its command line and environment (`mpiexec`)
 hosts        several hosts without Slurm: parse a list of them, check them (`check_hosts`)
 prepare      start MPI in this process (`mpi`, `communicator`, `by_hand`); pmi is its relay to Slurm
 world        the job that this process is a rank of (`world`, `verify`)
 guard        end all ranks when one fails (`abort_on_error`), or in any case (`end_ranks`)
-cores        reserve idle cores for ranks, and bind ranks to them
-resources    cores, threads, memory and other limits of this process
-processes    ranks without MPI, for torch
+resources    cores, threads, memory and other limits of this process; idle cores reserved for ranks (`take_cores`)
 signals      requests to stop: SIGINT, SIGTERM and SIGUSR1 in a process that trains (`StopRequests`)
 supervise    the script that makes sure that nothing of a job is left behind; remote starts it on other hosts
 """
@@ -17,7 +15,6 @@ supervise    the script that makes sure that nothing of a job is left behind; re
 from __future__ import annotations
 
 from paceline.launch.calling import RanksFailedError, call
-from paceline.launch.cores import allowed_cores, machine_cores, take_cores
 from paceline.launch.guard import (
     abort_on_error,
     end_ranks,
@@ -33,12 +30,15 @@ from paceline.launch.library import Library, allocated_nodes, find, mpiexec
 from paceline.launch.prepare import by_hand, communicator, mpi, prepared, refuse
 from paceline.launch.resources import (
     allocated_cores,
+    allowed_cores,
     apply_threads,
     check_memory,
     check_ranks,
     keep_memory,
     limit_threads,
+    machine_cores,
     set_thread_variables,
+    take_cores,
     threads_of_rank,
     threads_per_rank,
     usable_cores,

@@ -109,9 +109,9 @@ def call(
 def answer_call() -> int:
     """Take part in a call as one of its ranks; return the exit status."""
     from paceline.comm.control import broadcast_bytes
-    from paceline.launch.cores import take_cores
     from paceline.launch.guard import abort_on_error
     from paceline.launch.prepare import communicator
+    from paceline.launch.resources import take_cores
 
     take_cores()
     comm = communicator()

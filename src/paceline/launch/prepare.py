@@ -19,12 +19,11 @@ from types import ModuleType
 from typing import Any, Literal, NoReturn
 
 from paceline.errors import UsageError
-from paceline.launch.cores import machine_cores
 from paceline.launch.guard import _say, abort_on_error, announce_start, forget_segments
 from paceline.launch.job import job_folder
 from paceline.launch.library import TITLES, Library, for_library, home_settings, installed_wheels
 from paceline.launch.pmi import interpose
-from paceline.launch.resources import limit_threads, threads_of_rank
+from paceline.launch.resources import limit_threads, machine_cores, threads_of_rank
 from paceline.launch.world import World, refuse_mismatch, verify, world
 
 # A single process needs no shared segment and no network.

@@ -27,7 +27,7 @@ from paceline.comm.clocks import Stopwatch
 from paceline.comm.recording import Timer
 from paceline.comm.shared import CACHE_LINE, SharedMemory
 from paceline.errors import UsageError
-from paceline.launch.cores import VARIABLE
+from paceline.launch.resources import CORES_VARIABLE
 from paceline.machine.profile import Machine
 from paceline.vmpi import Curves, Link
 from paceline.vmpi.compute import make_monotonic
@@ -233,7 +233,7 @@ def measure(comm: Any, *, sizes: list[int], seconds: float) -> dict[str, Any]:
     return {
         "ranks": p,
         "mpi": library,
-        "bound": VARIABLE in os.environ,
+        "bound": CORES_VARIABLE in os.environ,
         "eager_limit": limit,
         "poll": float(np.median(polling(comm, 200))),
         "exchange": table("exchange"),

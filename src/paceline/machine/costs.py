@@ -31,7 +31,7 @@ from paceline.comm import Recorded, mpi_of
 from paceline.data import Batch, Batches, Keeps, Subset, chunks
 from paceline.errors import UsageError
 from paceline.launch import keep_memory, limit_threads
-from paceline.launch.cores import VARIABLE
+from paceline.launch.resources import CORES_VARIABLE
 from paceline.machine.profile import FORMAT, Costs
 from paceline.record import STEP_COLUMNS
 from paceline.strategies import Strategy
@@ -359,7 +359,7 @@ def measure(
             elif getattr(strategy, "in_place", False):
                 piece = config.batch_per_rank or max(1, batch // comm.Get_size())
                 more = measure_together(parts, comm, piece, seconds, strategy.allreduce)
-    return {"alone": found, "more": more, "bound": VARIABLE in os.environ}
+    return {"alone": found, "more": more, "bound": CORES_VARIABLE in os.environ}
 
 
 def measure_alone(parts: Components, comm: Any, batch: int, seconds: float) -> dict[str, Points]:

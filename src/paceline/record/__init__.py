@@ -10,10 +10,18 @@ code_digest, script_digest                  digests that show whether a user's o
 """
 
 from paceline.record.environment import code_digest, script_digest, text_digest
-from paceline.record.holding import check_idle, is_held, release
 from paceline.record.reading import Run, find_runs
 from paceline.record.rows import Outage, RowLog, Spool, Table, gather_rows, rows_path, truncate_logs
-from paceline.record.writing import EPOCHS, STEP_COLUMNS, Epoch, Record, new_folder
+from paceline.record.writing import (
+    EPOCHS,
+    STEP_COLUMNS,
+    Epoch,
+    Record,
+    check_idle,
+    is_held,
+    new_folder,
+    release,
+)
 
 __all__ = [
     "EPOCHS",
