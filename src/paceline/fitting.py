@@ -112,9 +112,9 @@ def fit(
         return _on_new_ranks(job(), _whole(ranks), quiet)
     alone = job()
     if ranks is None and alone.config.replay is not None:
-        from paceline.training.replaying import ranks_of
+        from paceline.training.job import get_replayed_ranks
 
-        return _on_new_ranks(alone, ranks_of(alone.config) or 1, quiet)
+        return _on_new_ranks(alone, get_replayed_ranks(alone.config) or 1, quiet)
     with _stoppable() as requests:
         return train(alone, _alone(alone), progress=shown, requests=requests)
 
@@ -123,13 +123,13 @@ def _simulated(job: Job, ranks: int | None, comm: Any, options: Options, quiet: 
     """Train on simulated ranks."""
     from paceline.launch import world
     from paceline.simulate.training import simulate
-    from paceline.training.replaying import ranks_of
+    from paceline.training.job import get_replayed_ranks
 
     if comm is not None or world() is not None or _mpi_is_running():
         raise UsageError(
             "simulated ranks are all in one process: call fit outside of an MPI job, without comm"
         )
-    wanted = ranks_of(job.config) if ranks is None else ranks
+    wanted = get_replayed_ranks(job.config) if ranks is None else ranks
     return simulate(job, _whole(wanted), options, progress=None if quiet else _progress(simulated=True))
 
 
@@ -298,9 +298,9 @@ def _config(model: Any, data: Any, strategy: Any, settings: dict[str, Any], trus
     config = Config(**spelled, **settings)
     if config.replay is None:
         return config
-    from paceline.training.replaying import as_in
+    from paceline.training.job import adopt_replayed_settings
 
-    return as_in(config, trust=trust)
+    return adopt_replayed_settings(config, trust=trust)
 
 
 def _described(thing: Any) -> str:

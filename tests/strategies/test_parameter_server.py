@@ -18,9 +18,8 @@ from paceline.report import write_report
 from paceline.strategies import Facts
 from paceline.strategies.parameter_server import ParameterServer
 from paceline.strategies.parameter_server._pieces import APPLIED, DROPPED, LEFT, RESTORED
-from paceline.training.job import Job
-from paceline.training.replaying import as_in
-from paceline.training.replaying import check as check_replay
+from paceline.training.job import Job, adopt_replayed_settings
+from paceline.training.job import check as check_replay
 from tests.ranks import on_ranks
 
 CASES = "tests.strategies.server_cases"
@@ -193,16 +192,16 @@ def test_a_replay_takes_what_was_not_given_and_refuses_what_is_damaged(tmp_path:
     cases = [("masters=1,share=dynamic", 3, {"draws": 6})]
     on_ranks(f"{CASES}:everything_arrives", 3, folder=str(tmp_path), cases=cases)
     (folder,) = tmp_path.iterdir()
-    config = as_in(Config(replay=str(folder)), given=())
+    config = adopt_replayed_settings(Config(replay=str(folder)), given=())
     assert (config.data, config.draws, config.strategy) == (
         "digits", 6, "parameter-server:masters=1,share=dynamic",
     )  # fmt: skip
     check_replay(config, 3, Run(folder).config["samples"], replayable=True)
-    as_in(
+    adopt_replayed_settings(
         Config(replay=str(folder), strategy="parameter-server:share=dynamic,masters=1"), given=("strategy",)
     )
     with pytest.raises(UsageError, match=r"data is digits in .*, got mnist"):
-        as_in(Config(replay=str(folder), data="mnist"), given=("data",))
+        adopt_replayed_settings(Config(replay=str(folder), data="mnist"), given=("data",))
     with pytest.raises(UsageError, match="was made on 3 ranks; the job has 4"):
         check_replay(config, 4, Run(folder).config["samples"], replayable=True)
     with pytest.raises(UsageError, match="only a parameter-server run records an order"):

@@ -11,7 +11,7 @@ import pytest
 from paceline import fit
 from paceline.comm import channel
 from paceline.errors import UsageError
-from paceline.training.surviving import is_failure
+from paceline.training.resuming import is_failure
 from paceline.vmpi.errors import mpi_error
 from paceline.worker import Worker
 from tests.simulate.costs import COSTS

@@ -110,10 +110,10 @@ def main(args: argparse.Namespace) -> int:
     if options is not None and here is not None:
         raise UsageError("simulated ranks are all in one process: run it without mpiexec or srun")
     if config.replay is not None:
-        from paceline.training.replaying import as_in, ranks_of
+        from paceline.training.job import adopt_replayed_settings, get_replayed_ranks
 
-        config = as_in(config, getattr(args, "given", ()), trust=args.trust)
-        args.ranks = ranks_of(config) if args.ranks is None and here is None else args.ranks
+        config = adopt_replayed_settings(config, getattr(args, "given", ()), trust=args.trust)
+        args.ranks = get_replayed_ranks(config) if args.ranks is None and here is None else args.ranks
     hosts = read_hosts(args, simulated=options is not None)
     if args.ranks is not None and args.ranks < 1:
         raise UsageError(f"ranks must be at least 1; got {args.ranks}")

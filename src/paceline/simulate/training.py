@@ -49,7 +49,7 @@ from paceline.training.rank import (
     sum_up,
     train_at,
 )
-from paceline.training.surviving import Loss, train_surviving
+from paceline.training.resuming import Loss, train_surviving
 from paceline.vectors import Meter, carried
 from paceline.vmpi import Compute, Network
 from paceline.vmpi.alike import NotAlike, Times, run_alike

@@ -48,6 +48,7 @@ from paceline.strategies import Facts, Load, Strategy
 from paceline.training.job import Components, Job, Train, batch_of, built_in
 from paceline.training.progress import Progress
 from paceline.training.resuming import (
+    Loss,
     changes_for_record,
     check_fits,
     describe_stop,
@@ -55,8 +56,8 @@ from paceline.training.resuming import (
     kind_of_batches,
     load_states,
     protect,
+    train_surviving,
 )
-from paceline.training.surviving import Loss, train_surviving
 from paceline.training.watchdog import Watchdog, watch_ranks
 from paceline.updates import Update, describe_update
 from paceline.vectors import Meter
