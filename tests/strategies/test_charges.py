@@ -16,8 +16,7 @@ from paceline.models.mlp import build
 from paceline.record import RowLog
 from paceline.schedules import Constant
 from paceline.simulate.model import costed, kind_of
-from paceline.strategies.parameter_server._chief import Dealer, first_batch
-from paceline.strategies.parameter_server._master import Outbox
+from paceline.strategies.parameter_server._master import Dealer, Outbox, first_batch
 from paceline.strategies.parameter_server._pieces import EVENTS, KEPT, Gradient, Marks, Owned, Piece
 from paceline.strategies.parameter_server.rules.plain import Plain
 from paceline.updates.sgd import Sgd

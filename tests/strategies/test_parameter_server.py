@@ -18,8 +18,7 @@ from paceline.report import write_report
 from paceline.strategies import Facts
 from paceline.strategies.parameter_server import ParameterServer
 from paceline.strategies.parameter_server._pieces import APPLIED, DROPPED, LEFT, RESTORED
-from paceline.training.job import Job, adopt_replayed_settings
-from paceline.training.job import check as check_replay
+from paceline.training.job import Job, adopt_replayed_settings, check_replay
 from tests.ranks import on_ranks
 
 CASES = "tests.strategies.server_cases"

@@ -16,8 +16,8 @@ from paceline.simulate import training as simulation
 from paceline.strategies.parameter_server._master import Master
 from paceline.strategies.parameter_server._pieces import APPLIED, DROPPED, PieceState, recut
 from paceline.strategies.parameter_server.rules.dana import Dana
+from paceline.training.job import check_replay
 from paceline.training.rank import Fitted
-from paceline.training.replaying import check as check_replay
 from paceline.worker.checkpoints import Keeper
 from tests.ranks import on_ranks
 from tests.simulate.costs import COSTS

@@ -14,8 +14,8 @@ from paceline.config import Config
 from paceline.errors import UsageError
 from paceline.record import Run
 from paceline.strategies.parameter_server._pieces import APPLIED, DROPPED
+from paceline.training.job import check_replay
 from paceline.training.rank import Fitted
-from paceline.training.replaying import check as check_replay
 from paceline.worker.divergence import Guard
 from tests.simulate.costs import COSTS
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paceline.worker.staleness import Staleness
+from paceline.worker.shared import Staleness
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 1000])

@@ -2,19 +2,21 @@
 
 A strategy is a frozen dataclass. Its fields are its hyper-parameters, `train` is the whole loop of its ranks, and the
 class attributes and methods below describe it to reports, the diagnosis, the simulator and the figures, none of which
-refers to a strategy by name. A run's record stores this description (`Facts`), so that your own strategies are reported
-and diagnosed like the built-in ones.
+refers to a strategy by name. A run's record stores this description as plain data (`Facts`), so that your own strategies
+are reported and diagnosed like the built-in ones.
 """
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from dataclasses import asdict, dataclass, field, fields
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from paceline import names as registry
+from paceline.collectives import Nodes, one_node
 from paceline.errors import UsageError, unknown
-from paceline.strategies._facts import Change, Facts, Load, Traffic, Trouble, epoch_samples, passes_of
 
 if TYPE_CHECKING:
     from paceline.models import Model
@@ -213,3 +215,260 @@ def at_least(least: int, what: str, value: int) -> None:
     """
     if value < least:
         raise UsageError(f"{what} must be at least {least}; got {value}")
+
+
+# ---- the description of a strategy as plain data
+
+Trouble = Literal[
+    "slow ranks",
+    "uneven steps",
+    "costly exchange",
+    "exposed exchange",
+    "long messages",
+    "queue",
+    "uneven masters",
+    "idle ranks",
+    "undivided update",
+    "old gradients",
+    "dropped gradients",
+    "divergence",
+    "drift",
+    "single average",
+    "bad average",
+]
+"""The problems that a diagnosis may find, and that a strategy may have a remedy for:
+
+slow ranks          some ranks always compute more slowly than the others
+uneven steps        now one rank is slow and now another
+costly exchange     messages take too large a part of a step
+exposed exchange    ranks wait for messages between nodes that could travel while they compute
+long messages       the bytes between nodes take too large a part of a step
+queue               workers queue at the ranks that hold the parameters
+uneven masters      one master holds far more parameters than the others
+idle ranks          too many ranks compute no gradients
+undivided update    every rank updates all parameters
+old gradients       gradients are old when they are applied, and less is learned
+dropped gradients   gradients are not applied, and less is learned
+divergence          training diverged
+drift               models that are averaged drift apart in between, and less is learned
+single average      models are averaged only once, at the end, and less is learned
+bad average         the average of the models is worse than each of them
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """Something to try: other options of a strategy, or other settings of the run.
+
+    >>> Change(options={"every": 4}, why="fewer exchanges").options
+    {'every': 4}
+    """
+
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the strategy and their new values."""
+    factors: Mapping[str, float] = field(default_factory=dict)
+    """Settings of the run (lr, epochs) and what to multiply them by."""
+    why: str = ""
+    """The reason in a few words; may be empty."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """The quantities of a run that determine its traffic."""
+
+    ranks: int
+    parameters: int
+    itemsize: int = 4
+    """Bytes per parameter."""
+    buffers: int = 0
+    """The number of values in the model's floating-point buffers."""
+    steps: int = 0
+    """Batches in the whole run."""
+    turns: int = 0
+    """Batches of the rank that has the most, where each rank has its own part of the data."""
+    epochs: int = 1
+    passes: float = 1.0
+    """The number of times that all ranks together processed the samples of one epoch."""
+    nodes: Nodes = field(default=Nodes(()))
+    findings: Mapping[str, Any] = field(default_factory=dict)
+    """The strategy's findings in the run."""
+
+    def __post_init__(self) -> None:
+        if len(self.nodes.of) != self.ranks:
+            object.__setattr__(self, "nodes", one_node(self.ranks))
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any], summary: Mapping[str, Any], nodes: Nodes) -> Load:
+        """Return the load of a run, from its config.json, its summary.json and the node of each rank."""
+        ranks, draws, epochs = config["ranks"], config["draws"], config["epochs"]
+        own = -(-(config.get("samples") or 0) // ranks)  # of the rank with the most
+        turns = -(-own // summary["global_batch"]) if draws is None else -(-draws // ranks)
+        return cls(
+            ranks=ranks,
+            parameters=summary["parameters"],
+            itemsize=4 if config["dtype"] == "float32" else 8,
+            buffers=summary.get("buffers") or 0,
+            steps=summary.get("steps") or 0,
+            turns=epochs * turns,
+            epochs=epochs,
+            passes=passes_of(config, summary),
+            nodes=nodes,
+            findings=summary.get("findings") or {},
+        )
+
+    def per_epoch(self, count: float) -> str:
+        """Format the number of times per epoch of something that happened `count` times in the run.
+
+        >>> Load(ranks=2, parameters=10, passes=2.0).per_epoch(2400)
+        '1,200'
+        """
+        often = count / self.passes
+        return f"{round(often):,}" if abs(often - round(often)) < 1e-9 else f"{often:,.3f}".rstrip("0")
+
+
+def epoch_samples(config: Mapping[str, Any], summary: Mapping[str, Any]) -> int | None:
+    """Return the samples that ONE process uses in an epoch: the same for all runs of a problem.
+
+    With --draws and --batch-per-rank, ranks that share a batch use more than that in an epoch. None in old records.
+    """
+    if config["draws"] is None:
+        return config.get("samples")
+    return int(config["draws"] * (config["batch_per_rank"] or config["batch"] or summary["global_batch"]))
+
+
+def passes_of(config: Mapping[str, Any], summary: Mapping[str, Any]) -> float:
+    """Return the number of passes that all ranks together made: the run's epochs, unless it was stopped early."""
+    rate, samples = summary.get("samples_per_second"), epoch_samples(config, summary)
+    if not rate or not samples:
+        return float(config["epochs"] or 1)
+    return round(rate * summary["train_seconds"]) / samples or 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traffic:
+    """The messages and bytes that all ranks together send in a run; None where no formula is known."""
+
+    bytes: float | None
+    messages: float | None
+    words: str
+    """The formula and its value for one epoch, or why there is none."""
+
+    @staticmethod
+    def unknown(why: str) -> Traffic:
+        """Return traffic for which there is no formula, with the reason."""
+        return Traffic(bytes=None, messages=None, words=f"none: {why}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """The facts that reports and diagnoses need about the strategy of a run."""
+
+    workers: int
+    """Ranks that compute gradients."""
+    whole_batches: bool = False
+    in_step: bool = True
+    averages: bool = False
+    own_data: bool = False
+    equals_serial: bool = False
+    in_place: bool = False
+    even_pieces: bool = True
+    fixed_shares: bool = True
+    interval: int | None = 1
+    interval_option: str = ""
+    masters_option: str = ""
+    optimizer: str = ""
+    """The rule that makes the steps, if that is an optimizer other than the run's update."""
+    colour: str = ""
+    marker: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """All options and their values."""
+    remedies: Mapping[str, tuple[Change, ...]] = field(default_factory=dict)
+    """Changes to this strategy, by the problem that they address."""
+
+    @classmethod
+    def of(cls, strategy: Strategy, *, ranks: int, update: str = "sgd") -> Facts:
+        """Collect what a strategy declares, for a run on `ranks` ranks with this update.
+
+        >>> from paceline.strategies.sync import Sync
+        >>> Facts.of(Sync(allreduce="ring"), ranks=4).options
+        {'allreduce': 'ring', 'balance': False, 'overlap': False, 'bucket': 'auto', 'compress': 'none'}
+        """
+        strategy = strategy.for_update(update)
+        declared = {
+            name: getattr(strategy, name)
+            for name in (
+                *("whole_batches", "in_step", "averages", "own_data", "equals_serial", "in_place"),
+                *("interval_option", "masters_option", "colour", "marker"),
+            )
+        }
+        remedies = {
+            trouble: tuple(strategy.remedies(trouble, update=update)) for trouble in get_args(Trouble)
+        }
+        return cls(
+            **declared,
+            workers=strategy.workers(ranks),
+            even_pieces=strategy.even_pieces(),
+            fixed_shares=strategy.fixed_shares(),
+            interval=strategy.interval(),
+            optimizer=strategy.optimizer(),
+            options={option.name: _plain(getattr(strategy, option.name)) for option in fields(strategy)},  # type: ignore[arg-type]
+            remedies={trouble: changes for trouble, changes in remedies.items() if changes},
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the facts as JSON values, for config.json."""
+        return asdict(self)
+
+    @classmethod
+    def read(cls, values: Any, *, ranks: int) -> Facts | None:
+        """Read the output of `as_json`, ignoring damaged and unknown entries; return None if there is none.
+
+        >>> Facts.read({"averages": True, "workers": "many", "new": 1}, ranks=4)
+        Facts(workers=4, whole_batches=False, in_step=True, averages=True, own_data=False, equals_serial=False, \
+in_place=False, even_pieces=True, fixed_shares=True, interval=1, interval_option='', masters_option='', optimizer='', \
+colour='', marker='', options={}, remedies={})
+        """
+        if not isinstance(values, Mapping):
+            return None
+        given = dict(values)
+        known: dict[str, Any] = {}
+        for name, setting in cls.__dataclass_fields__.items():
+            if name in given and _fits(str(setting.type), given[name]):
+                known[name] = given[name]
+        known["workers"] = min(known.get("workers", ranks), ranks)
+        known["remedies"] = _changes(known.get("remedies", {}))
+        return cls(**known)
+
+
+def _fits(kind: str, value: Any) -> bool:
+    if kind == "bool":
+        return isinstance(value, bool)
+    if kind.startswith("int"):
+        whole = isinstance(value, int) and not isinstance(value, bool) and value > 0
+        return whole or (value is None and "None" in kind)
+    return isinstance(value, str if kind == "str" else Mapping)
+
+
+def _changes(given: Mapping[str, Any]) -> dict[str, tuple[Change, ...]]:
+    found: dict[str, tuple[Change, ...]] = {}
+    for trouble, changes in given.items():
+        if isinstance(changes, list | tuple):
+            found[trouble] = tuple(
+                Change(
+                    options=dict(change.get("options") or {}),
+                    factors={k: v for k, v in (change.get("factors") or {}).items() if _positive(v)},
+                    why=str(change.get("why") or ""),
+                )
+                for change in changes
+                if isinstance(change, Mapping)
+            )
+    return found
+
+
+def _positive(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+
+
+def _plain(value: Any) -> Any:
+    """Convert a value to one that JSON can represent."""
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)

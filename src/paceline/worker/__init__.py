@@ -4,7 +4,7 @@
 |---|---|
 | `worker` | `Worker`: one rank of a run, with its communicator, model, batches, update and record; `Exchange`; `Mean` |
 | `steps` | `Steps`: the part of a Worker that needs no other rank: batches, gradients, steps, their log |
-| `shared` | `SharedX`: parameters that the ranks of a node read and write without locks |
+| `shared` | `SharedX`: parameters that the ranks of a node read and write without locks; `Staleness`: ages of gradients |
 | `checkpoints` | `Keeper`: when a rank saves its state or stops; `Resumption`: the states that it goes on from |
 | `evaluation` | `Score`: the loss and accuracy of a model, on a part of the samples or on all ranks together |
 | `divergence` | `Guard`: detects a loss that has diverged |
@@ -15,7 +15,7 @@ from __future__ import annotations
 from paceline.worker.checkpoints import Kept, Resumption, Saves
 from paceline.worker.divergence import Guard
 from paceline.worker.evaluation import Metrics, Score, check_metrics
-from paceline.worker.shared import SharedX
+from paceline.worker.shared import SharedX, Staleness
 from paceline.worker.steps import Steps, apply_update, start_update
 from paceline.worker.worker import Exchange, Mean, Worker
 
@@ -29,6 +29,7 @@ __all__ = [
     "Saves",
     "Score",
     "SharedX",
+    "Staleness",
     "Steps",
     "Worker",
     "apply_update",

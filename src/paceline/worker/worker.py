@@ -42,8 +42,7 @@ from paceline.worker.checkpoints import (
 )
 from paceline.worker.divergence import Recovery, alike
 from paceline.worker.evaluation import Metrics, Score, agree_on_buffers, ratio, score_together
-from paceline.worker.shared import SharedX
-from paceline.worker.staleness import Staleness
+from paceline.worker.shared import SharedX, Staleness
 from paceline.worker.steps import Steps
 
 Array = NDArray[Any]

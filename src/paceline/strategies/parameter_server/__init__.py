@@ -27,7 +27,6 @@ from paceline import names
 from paceline.errors import UsageError
 from paceline.models import flat_buffers
 from paceline.strategies import Change, Load, Strategy, Traffic, Trouble, at_least
-from paceline.strategies.parameter_server._chief import Chief, Dealer, first_batch, help_to_finish
 from paceline.strategies.parameter_server._master import (
     BUFFERS,
     COUNT,
@@ -41,8 +40,12 @@ from paceline.strategies.parameter_server._master import (
     PIECES,
     SAVE,
     STEP,
+    Chief,
+    Dealer,
     Inbox,
     Master,
+    first_batch,
+    help_to_finish,
     maker,
 )
 from paceline.strategies.parameter_server._pieces import (

@@ -16,7 +16,7 @@ from paceline.errors import UsageError
 from paceline.record import RowLog, Table
 from paceline.strategies.parameter_server.rules import Arrival, Rule
 from paceline.updates import start_update
-from paceline.worker.staleness import Staleness
+from paceline.worker import Staleness
 
 if TYPE_CHECKING:
     from paceline.updates import Update
