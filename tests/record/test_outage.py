@@ -17,7 +17,7 @@ import pytest
 
 from paceline import fit
 from paceline.cli import main
-from paceline.launch.signals import JOB_FOLDER
+from paceline.launch.guard import JOB_FOLDER
 from paceline.record import Run, find_runs, writing
 from paceline.record.checkpoint import Saver
 from paceline.strategies.sync import Sync

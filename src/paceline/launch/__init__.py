@@ -6,9 +6,8 @@ library      which MPI is installed (`find`), and its command line and environme
 hosts        several hosts without Slurm: parse a list of them, check them (`check_hosts`)
 prepare      start MPI in this process (`mpi`, `communicator`, `by_hand`); pmi is its relay to Slurm
 world        the job that this process is a rank of (`world`, `verify`)
-guard        end all ranks when one fails (`abort_on_error`), or in any case (`end_ranks`)
+guard        end all ranks when one fails (`abort_on_error`) or in any case (`end_ranks`), or ask them to stop (`StopRequests`)
 resources    cores, threads, memory and other limits of this process; idle cores reserved for ranks (`take_cores`)
-signals      requests to stop: SIGINT, SIGTERM and SIGUSR1 in a process that trains (`StopRequests`)
 supervise    the script that makes sure that nothing of a job is left behind; remote starts it on other hosts
 """
 
@@ -16,9 +15,13 @@ from __future__ import annotations
 
 from paceline.launch.calling import RanksFailedError, call
 from paceline.launch.guard import (
+    REQUESTS,
+    StopRequests,
     abort_on_error,
+    announce_run,
     end_ranks,
     is_first_to_say,
+    leave,
     leave_survivors,
     note_survivors,
     survivors,
@@ -43,7 +46,6 @@ from paceline.launch.resources import (
     threads_per_rank,
     usable_cores,
 )
-from paceline.launch.signals import REQUESTS, StopRequests, announce_run, leave
 from paceline.launch.supervise import STALLED
 from paceline.launch.world import World, requeued_job, verify, world
 

@@ -25,10 +25,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from paceline.errors import AgreedError, StoppedError, UsageError
+from paceline.launch.guard import leave
 from paceline.launch.hosts import Host
 from paceline.launch.job import Outcome, job_folder, run
 from paceline.launch.library import allocated_nodes
-from paceline.launch.signals import leave
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection, Listener

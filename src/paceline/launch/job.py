@@ -34,6 +34,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any, Literal
 
+from paceline.launch.guard import JOB_FOLDER, REQUESTS, TOGETHER, is_default, name_of_signal
 from paceline.launch.hosts import Host, answering_hosts
 from paceline.launch.library import allocated_nodes, clean, find, mpiexec
 from paceline.launch.remote import LOST
@@ -46,7 +47,6 @@ from paceline.launch.resources import (
     thread_variables,
     threads_per_rank,
 )
-from paceline.launch.signals import JOB_FOLDER, REQUESTS, TOGETHER, is_default, name_of_signal
 from paceline.launch.supervise import KILLED
 
 SUPERVISOR = Path(__file__).with_name("supervise.py")
