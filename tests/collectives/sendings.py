@@ -9,8 +9,7 @@ import numpy as np
 
 from paceline.collectives import Nodes, Sending, make_exchange
 from paceline.comm import Recorded, pretend_nodes
-from paceline.strategies import Load
-from paceline.strategies._traffic import exchange_traffic
+from paceline.strategies import Load, exchange_traffic
 from tests.collectives.exchanges import Vectors
 
 SENDERS = ("naive", "ring", "recursive-doubling", "rabenseifner", "native")

@@ -6,7 +6,7 @@ library      which MPI is installed (`find`), and its command line and environme
 hosts        several hosts without Slurm: parse a list of them, check them (`check_hosts`)
 prepare      start MPI in this process (`mpi`, `communicator`, `by_hand`); pmi is its relay to Slurm
 world        the job that this process is a rank of (`world`, `verify`)
-guard        end all ranks when one fails (`abort_on_error`) or in any case (`end_ranks`), or ask them to stop (`StopRequests`)
+guard        end all ranks when one fails (`abort_on_error`) or in any case (`end_ranks`); requests to stop (`StopRequests`)
 resources    cores, threads, memory and other limits of this process; idle cores reserved for ranks (`take_cores`)
 supervise    the script that makes sure that nothing of a job is left behind; remote starts it on other hosts
 """

@@ -20,8 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from paceline.errors import UsageError
-from paceline.strategies import at_least, check_collective
-from paceline.strategies._traffic import OnOwnData
+from paceline.strategies import OnOwnData, at_least, check_collective
 from paceline.updates import positive
 
 if TYPE_CHECKING:

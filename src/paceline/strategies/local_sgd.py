@@ -22,8 +22,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from numpy.typing import NDArray
 
-from paceline.strategies import Change, Load, Traffic, Trouble, at_least, check_collective
-from paceline.strategies._traffic import OnOwnData, averages_traffic
+from paceline.strategies import (
+    Change,
+    Load,
+    OnOwnData,
+    Traffic,
+    Trouble,
+    at_least,
+    averages_traffic,
+    check_collective,
+)
 from paceline.updates import below_one, positive
 from paceline.updates.nesterov import Nesterov
 from paceline.worker import apply_update, start_update

@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.strategies import check_collective
-from paceline.strategies._traffic import OnOwnData
+from paceline.strategies import OnOwnData, check_collective
 from paceline.updates import not_negative
 from paceline.worker.evaluation import score
 

@@ -26,8 +26,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from paceline.collectives import IN_ORDER, Sending, parse_compression, refuse_one_node
 from paceline.errors import UsageError
-from paceline.strategies import Change, Load, Strategy, Traffic, Trouble, check_collective
-from paceline.strategies._traffic import exchange_traffic
+from paceline.strategies import Change, Load, Strategy, Traffic, Trouble, check_collective, exchange_traffic
 
 if TYPE_CHECKING:
     from paceline.worker import Saves, Worker

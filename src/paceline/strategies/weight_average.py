@@ -17,8 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from paceline.strategies import check_collective
-from paceline.strategies._traffic import OnOwnData
+from paceline.strategies import OnOwnData, check_collective
 
 if TYPE_CHECKING:
     from paceline.worker import Saves, Worker

@@ -2,8 +2,8 @@
 
 | module | contents |
 |---|---|
-| `worker` | `Worker`: one rank of a run, with its communicator, model, batches, update and record; `Exchange`; `Mean` |
-| `steps` | `Steps`: the part of a Worker that needs no other rank: batches, gradients, steps, their log |
+| `worker` | `Worker`: one rank of a run, with its communicator, model, batches, update and record; `Exchange`; `Mean`; |
+| | `Steps`: the part of a Worker that needs no other rank: batches, gradients, steps, their log |
 | `shared` | `SharedX`: parameters that the ranks of a node read and write without locks; `Staleness`: ages of gradients |
 | `checkpoints` | `Keeper`: when a rank saves its state or stops; `Resumption`: the states that it goes on from |
 | `evaluation` | `Score`: the loss and accuracy of a model, on a part of the samples or on all ranks together |
@@ -16,8 +16,7 @@ from paceline.worker.checkpoints import Kept, Resumption, Saves
 from paceline.worker.divergence import Guard
 from paceline.worker.evaluation import Metrics, Score, check_metrics
 from paceline.worker.shared import SharedX, Staleness
-from paceline.worker.steps import Steps, apply_update, start_update
-from paceline.worker.worker import Exchange, Mean, Worker
+from paceline.worker.worker import Exchange, Mean, Steps, Worker, apply_update, start_update
 
 __all__ = [
     "Exchange",
