@@ -22,6 +22,8 @@ import numpy as np
 from greenlet import getcurrent
 
 from paceline.vmpi import constants as _constants
+from paceline.vmpi.buffers import DATATYPES, Datatype
+from paceline.vmpi.collectives import OPERATIONS, Op
 from paceline.vmpi.communicator import (
     COMM_NULL,
     MESSAGE_NO_PROC,
@@ -35,7 +37,6 @@ from paceline.vmpi.communicator import (
 )
 from paceline.vmpi.communicator import MatchedMessage as Message
 from paceline.vmpi.constants import THREAD_MULTIPLE, special_numbers
-from paceline.vmpi.datatypes import DATATYPES, Datatype
 from paceline.vmpi.errors import MPIError as Exception  # noqa: A004 (mpi4py's name)
 from paceline.vmpi.errors import error_codes as _error_codes
 from paceline.vmpi.groups import GROUP_EMPTY, GROUP_NULL, CommState, Forming, Group, OwnState
@@ -63,7 +64,6 @@ from paceline.vmpi.memory import (
     buffer,
     get_address,
 )
-from paceline.vmpi.operations import OPERATIONS, Op
 from paceline.vmpi.requests import REQUEST_NULL, Status
 from paceline.vmpi.requests import PublicGrequest as Grequest
 from paceline.vmpi.requests import PublicPrequest as Prequest

@@ -22,12 +22,11 @@ from greenlet import GreenletExit, getcurrent, greenlet
 from numpy.typing import NDArray
 
 from paceline.vmpi.buffers import BufferMemory
-from paceline.vmpi.collectives import is_untold
+from paceline.vmpi.collectives import check_op, is_untold
 from paceline.vmpi.compute import Compute
 from paceline.vmpi.handles import Attributes
 from paceline.vmpi.memory import is_in_place
 from paceline.vmpi.network import Network
-from paceline.vmpi.operations import check_op
 from paceline.vmpi.program import make_module, start_compute
 from paceline.vmpi.rounds import ClockState, Unclear, can_evaluate, is_independent, pass_rounds
 

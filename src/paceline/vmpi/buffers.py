@@ -1,4 +1,4 @@
-"""The buffers of messages: arrays, anything with Python's buffer interface, and mpi4py's lists.
+"""The buffers of messages: arrays, anything with Python's buffer interface, mpi4py's lists, and the datatypes in them.
 
 array                                  the whole array
 [array, count], [array, type]          the first `count` elements, of this type
@@ -7,21 +7,843 @@ array                                  the whole array
 [array, counts, displacements, type]   for the calls whose name ends in v: see `RankParts`
 [array, counts, bytes, types]          for the calls whose name ends in w
 
-Elements that are not next to each other in memory are packed into a message, and unpacked by its receiver.
+A datatype is MPI's description of the elements of a buffer, predefined or built from others. An element is a list of
+runs of bytes, at offsets from the start of the element; the next element begins `extent` bytes later. A message carries
+only the runs, one after the other (`pack`, `unpack`), and costs what they weigh; its receiver unpacks them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Iterator, Sequence
+from functools import cached_property, lru_cache
+from math import gcd, prod
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.vmpi.datatypes import KINDS, Datatype, Layout, find_letter, kind_of, named_layout
-from paceline.vmpi.errors import ReadOnly
-from paceline.vmpi.memory import BottomType, as_bytes, is_bottom, memory_at, raw_memory
+from paceline.vmpi import constants as c
+from paceline.vmpi.errors import ReadOnly, mpi_error
+from paceline.vmpi.handles import Attributes, constants
+from paceline.vmpi.memory import BottomType, as_bytes, check_byte_order, is_bottom, memory_at, raw_memory
+
+# ---- datatypes
+
+# Each type of number, whatever C calls it: its kind and size, as NumPy writes them.
+KINDS = {
+    **{letter: np.dtype(letter).str[1:] for letter in "bBhHiIlLqQefdg?"},
+    "c": "u1",
+    "F": "c8",
+    "D": "c16",
+    "G": np.dtype("G").str[1:],
+    "p": "i8",
+    "U": "u4",
+    "u": "u4",
+    "w": "u4",
+    "Zf": "c8",
+    "Zd": "c16",
+    "Zg": np.dtype("G").str[1:],
+}
+
+# MPI's datatypes by NumPy's type letters, as in mpi4py on a 64-bit system.
+LETTERS = {
+    "c": "CHAR CHARACTER",
+    "b": "SIGNED_CHAR INT8_T SINT8_T INTEGER1",
+    "B": "BYTE UNSIGNED_CHAR UINT8_T PACKED",
+    "h": "SHORT SIGNED_SHORT INT16_T SINT16_T INTEGER2 LOGICAL2",
+    "H": "UNSIGNED_SHORT UINT16_T",
+    "i": "INT SIGNED_INT INT32_T SINT32_T INTEGER INTEGER4 F_INT LOGICAL LOGICAL4 F_BOOL",
+    "I": "UNSIGNED UNSIGNED_INT UINT32_T",
+    "l": "LONG SIGNED_LONG INT64_T SINT64_T INTEGER8 LOGICAL8",
+    "L": "UNSIGNED_LONG UINT64_T",
+    "q": "LONG_LONG SIGNED_LONG_LONG",
+    "Q": "UNSIGNED_LONG_LONG",
+    "p": "AINT COUNT OFFSET",
+    "U": "WCHAR",
+    "?": "C_BOOL CXX_BOOL BOOL LOGICAL1",
+    "e": "FLOAT16_T REAL2",
+    "f": "FLOAT FLOAT32_T REAL REAL4 F_FLOAT",
+    "d": "DOUBLE FLOAT64_T DOUBLE_PRECISION REAL8 F_DOUBLE",
+    "g": "LONG_DOUBLE REAL16",
+    "F": "C_FLOAT_COMPLEX C_COMPLEX COMPLEX COMPLEX8 F_COMPLEX CXX_FLOAT_COMPLEX F_FLOAT_COMPLEX",
+    "D": "C_DOUBLE_COMPLEX DOUBLE_COMPLEX COMPLEX16 F_DOUBLE_COMPLEX CXX_DOUBLE_COMPLEX",
+    "G": "C_LONG_DOUBLE_COMPLEX COMPLEX32 CXX_LONG_DOUBLE_COMPLEX",
+}
+# The same type under several names: one object in mpi4py too.
+ALIASES = {
+    "SIGNED_SHORT": "SHORT", "SIGNED_INT": "INT", "SIGNED_LONG": "LONG", "SIGNED_LONG_LONG": "LONG_LONG",
+    "UNSIGNED_INT": "UNSIGNED", "BOOL": "C_BOOL", "C_COMPLEX": "C_FLOAT_COMPLEX", "SINT8_T": "INT8_T",
+    "SINT16_T": "INT16_T", "SINT32_T": "INT32_T", "SINT64_T": "INT64_T", "F_INT": "INTEGER", "F_FLOAT": "REAL",
+    "F_DOUBLE": "DOUBLE_PRECISION", "F_COMPLEX": "COMPLEX", "F_FLOAT_COMPLEX": "COMPLEX", "F_BOOL": "LOGICAL",
+    "F_DOUBLE_COMPLEX": "DOUBLE_COMPLEX",
+}  # fmt: skip
+# A value and the place where it was found, for MAXLOC and MINLOC.
+PAIRS = {
+    "SHORT_INT": "h", "INT_INT": "i", "LONG_INT": "l", "FLOAT_INT": "f", "DOUBLE_INT": "d", "LONG_DOUBLE_INT": "g",
+}  # fmt: skip
+ABSENT = ("BFLOAT16_T", "LOGICAL16", "INTEGER16", "COMPLEX4")
+"""Types that neither NumPy nor this simulator has: null, as in an MPI without them."""
+
+Run = tuple[int, int, str]
+"""The offset of some bytes in an element, their number, and the kind of number that they are."""
+
+
+class Layout:
+    """What one element of a datatype looks like in memory, and how the datatype was built."""
+
+    def __init__(self, combiner: int, base: Layout | None = None, **how: Any) -> None:
+        self.combiner, self.base, self.how = combiner, base, how
+        self.name = ""
+        self.constant: str | None = None
+        self.letter = ""
+        self.attributes: dict[int, Any] = {}
+
+    # ---- what it consists of
+
+    def blocks(self) -> Iterator[tuple[int, int, Layout]]:
+        """Yield the offset, the number of elements and their layout, for each part that the datatype is built from."""
+        how, base = self.how, self.base
+        combiner = self.combiner
+        if combiner in (c.COMBINER_STRUCT, c.COMBINER_VALUE_INDEX):
+            yield from zip(how["at"], how["blocklengths"], how["layouts"], strict=True)
+            return
+        assert base is not None
+        if combiner in (c.COMBINER_DUP, c.COMBINER_RESIZED, c.COMBINER_F90_INTEGER, c.COMBINER_F90_REAL,
+                        c.COMBINER_F90_COMPLEX):  # fmt: skip
+            yield 0, 1, base
+        elif combiner == c.COMBINER_CONTIGUOUS:
+            yield 0, how["count"], base
+        elif combiner in (c.COMBINER_VECTOR, c.COMBINER_HVECTOR):
+            unit = base.extent if combiner == c.COMBINER_VECTOR else 1
+            for number in range(how["count"]):
+                yield number * how["stride"] * unit, how["blocklength"], base
+        elif combiner in (c.COMBINER_SUBARRAY, c.COMBINER_DARRAY):
+            for place in how["places"]():
+                yield place * base.extent, 1, base
+        else:
+            unit = 1 if combiner in (c.COMBINER_HINDEXED, c.COMBINER_HINDEXED_BLOCK) else base.extent
+            lengths = how.get("blocklengths") or [how["blocklength"]] * len(how["displacements"])
+            for at, length in zip(how["displacements"], lengths, strict=True):
+                yield at * unit, length, base
+
+    @cached_property
+    def runs(self) -> list[Run]:
+        """The bytes of an element, in the order in which a message carries them."""
+        if self.combiner == c.COMBINER_NAMED:
+            return [(0, self.how["size"], self.how["kind"])]
+        found: list[Run] = []
+        for at, count, base in self.blocks():
+            inner = base.runs
+            if len(inner) == 1 and inner[0][1] == base.extent:
+                inner = [(inner[0][0], inner[0][1] * count, inner[0][2])] if count else []
+                count = 1
+            for number in range(count):
+                for offset, length, kind in inner:
+                    start = at + number * base.extent + offset
+                    if found and found[-1][0] + found[-1][1] == start and found[-1][2] == kind:
+                        found[-1] = (found[-1][0], found[-1][1] + length, kind)
+                    elif length:
+                        found.append((start, length, kind))
+        return found
+
+    # ---- sizes
+
+    @cached_property
+    def size(self) -> int:
+        if self.combiner == c.COMBINER_NAMED:
+            return int(self.how["size"])
+        if self.combiner in (c.COMBINER_SUBARRAY, c.COMBINER_DARRAY):
+            assert self.base is not None
+            return int(self.how["elements"]() * self.base.size)
+        return sum(count * base.size for _, count, base in self.blocks())
+
+    @cached_property
+    def bounds(self) -> tuple[int, int]:
+        """The lower and the upper bound of an element."""
+        if self.combiner == c.COMBINER_NAMED:
+            return 0, int(self.how["size"])
+        if self.combiner == c.COMBINER_RESIZED:
+            return self.how["lb"], self.how["lb"] + self.how["extent"]
+        if self.combiner in (c.COMBINER_SUBARRAY, c.COMBINER_DARRAY):
+            assert self.base is not None
+            whole = self.how["sizes"] if self.combiner == c.COMBINER_SUBARRAY else self.how["gsizes"]
+            return 0, prod(whole) * self.base.extent
+        lower: list[int] = []
+        upper: list[int] = []
+        for at, count, base in self.blocks():
+            if count:
+                last = (count - 1) * base.extent
+                lower.append(at + base.bounds[0] + min(0, last))
+                upper.append(at + base.bounds[1] + max(0, last))
+        if not lower:
+            return 0, 0
+        lb, ub = min(lower), max(upper)
+        if self.combiner in (
+            c.COMBINER_STRUCT,
+            c.COMBINER_VALUE_INDEX,
+        ):  # padded as a C compiler pads a struct
+            ub += -(ub - lb) % self.alignment
+        return lb, ub
+
+    @cached_property
+    def alignment(self) -> int:
+        if self.combiner == c.COMBINER_NAMED:
+            kind = self.how["kind"]
+            return int(self.how["size"]) if kind[0] == "V" else np.dtype(kind).alignment
+        return max((base.alignment for _, count, base in self.blocks() if count), default=1)
+
+    @cached_property
+    def extent(self) -> int:
+        return self.bounds[1] - self.bounds[0]
+
+    @cached_property
+    def true_bounds(self) -> tuple[int, int]:
+        runs = self.runs
+        return min((at for at, *_ in runs), default=0), max(
+            (at + length for at, length, _ in runs), default=0
+        )
+
+    @cached_property
+    def kind(self) -> str:
+        """The kind of number that the elements consist of; of mixed elements, their size in bytes."""
+        kinds = {kind for *_, kind in self.runs}
+        return kinds.pop() if len(kinds) == 1 else f"V{self.size}"
+
+    @cached_property
+    def dense(self) -> bool:
+        """True if elements follow each other in memory without gaps, so that nothing has to be packed."""
+        if self.combiner == c.COMBINER_NAMED:
+            return True
+        return self.bounds == (0, self.size) and [run[:2] for run in self.runs] in ([(0, self.size)], [])
+
+    # ---- packing
+
+    @cached_property
+    def _index(self) -> tuple[int, NDArray[np.int64]]:
+        """The size of a unit of memory, and the units of an element in the order in which a message carries them."""
+        unit = gcd(*(number for at, length, _ in self.runs for number in (at, length)), self.extent) or 1
+        pieces = [np.arange(at // unit, (at + length) // unit) for at, length, _ in self.runs]
+        return unit, np.concatenate(pieces) if pieces else np.empty(0, np.int64)
+
+    def _places(
+        self, memory: NDArray[np.uint8], start: int, count: int
+    ) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """Return memory in units, and which of them belong to `count` elements from byte `start` on."""
+        unit, index = self._index
+        lowest = start + self.true_bounds[0] + min(0, (count - 1) * self.extent)
+        highest = start + max((count - 1) * self.extent, 0) + self.true_bounds[1]
+        if self.size and count and (lowest < 0 or highest > memory.nbytes):
+            raise ValueError(
+                f"{count} elements from byte {start} on need bytes {lowest} to {highest}; "
+                f"the buffer has {memory.nbytes}"
+            )
+        base = lowest % unit if self.size and count else 0
+        whole = memory[base : base + (memory.nbytes - base) // unit * unit].view(f"V{unit}")
+        steps = np.arange(count) * (self.extent // unit) + (start - base) // unit
+        return whole, (steps[:, None] + index[None, :]).reshape(-1)
+
+    def pack(self, memory: NDArray[np.uint8], start: int, count: int) -> NDArray[np.uint8]:
+        """Return the bytes that a message of `count` elements carries, from byte `start` of a buffer on."""
+        if not count or not self.size:
+            return np.empty(0, np.uint8)
+        if self.dense:
+            return memory[start : start + count * self.size]
+        whole, places = self._places(memory, start, count)
+        return whole[places].view(np.uint8)
+
+    def unpack(self, data: Any, memory: NDArray[np.uint8], start: int, count: int) -> None:
+        """Write the bytes of a message to the elements of a buffer; a short message fills the first of them."""
+        packed = np.frombuffer(data, np.uint8)
+        if not packed.nbytes or not self.size:
+            return
+        if self.dense:
+            memory[start : start + packed.nbytes] = packed
+            return
+        whole, places = self._places(memory, start, count)
+        unit = self._index[0]
+        whole[places[: packed.nbytes // unit]] = packed[: packed.nbytes // unit * unit].view(f"V{unit}")
+
+
+def named_layout(name: str, letter: str, size: int, kind: str) -> Layout:
+    """Return the layout of one of MPI's own datatypes."""
+    found = Layout(c.COMBINER_NAMED, size=size, kind=kind)
+    found.name, found.constant, found.letter = f"MPI_{name}", name, letter
+    return found
+
+
+class Datatype(Attributes):
+    """MPI's description of the elements of a buffer: a number, or several at fixed distances.
+
+    >>> from paceline.vmpi.MPI import DOUBLE
+    >>> column = DOUBLE.Create_vector(3, 1, 4).Commit()
+    >>> column.Get_size(), column.Get_extent(), column.decode()[1:]
+    (24, (0, 72), ('VECTOR', {'count': 3, 'blocklength': 1, 'stride': 4}))
+    """
+
+    __slots__ = ("__weakref__", "layout")
+    layout: Layout | None
+
+    def __init__(self, datatype: Datatype | None = None) -> None:
+        if datatype is not None and not isinstance(datatype, Datatype):
+            raise TypeError(f"expected a datatype; got {type(datatype).__name__}")
+        self.layout = None if datatype is None else datatype.layout
+
+    @classmethod
+    def _of(cls, layout: Layout) -> Datatype:
+        found = cls()
+        found.layout = layout
+        return found
+
+    def _used(self) -> Layout:
+        if self.layout is None:
+            raise mpi_error("ERR_TYPE", "the null datatype has no elements")
+        return self.layout
+
+    def _cached(self) -> dict[int, Any]:
+        return self._used().attributes
+
+    def __bool__(self) -> bool:
+        return self.layout is not None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Datatype) and self.layout is other.layout
+
+    def __hash__(self) -> int:
+        return hash(id(self.layout))
+
+    def __repr__(self) -> str:
+        return f"<MPI datatype {self.Get_name() or self.typestr}>"
+
+    def __reduce__(self) -> Any:
+        layout = self.layout
+        if layout is not None and layout.combiner != c.COMBINER_NAMED:
+            base, combiner, how = self.decode()
+            return _rebuild, (type(self), base, combiner, how)
+        return super().__reduce__()
+
+    # ---- sizes
+
+    def Get_size(self) -> int:
+        return self._used().size
+
+    def Get_extent(self) -> tuple[int, int]:
+        lb, ub = self._used().bounds
+        return lb, ub - lb
+
+    def Get_true_extent(self) -> tuple[int, int]:
+        lb, ub = self._used().true_bounds
+        return lb, ub - lb
+
+    size = property(Get_size)
+    extent = property(lambda self: self.Get_extent()[1])
+    lb = property(lambda self: self.Get_extent()[0])
+    ub = property(lambda self: sum(self.Get_extent()))
+    true_extent = property(lambda self: self.Get_true_extent()[1])
+    true_lb = property(lambda self: self.Get_true_extent()[0])
+    true_ub = property(lambda self: sum(self.Get_true_extent()))
+
+    # ---- names
+
+    def Get_name(self) -> str:
+        return "MPI_DATATYPE_NULL" if self.layout is None else self.layout.name
+
+    def Set_name(self, name: str) -> None:
+        self._used().name = name
+
+    name = property(Get_name, Set_name)
+
+    @property
+    def typechar(self) -> str:
+        """NumPy's letter for the type; V for one that it has no letter for."""
+        return "" if self.layout is None else _letter(self.layout) or "V"
+
+    @property
+    def typestr(self) -> str:
+        if self.layout is None:
+            return ""
+        letter = _letter(self.layout)
+        return _typestr(letter) if letter else f"V{self.layout.extent}"
+
+    def tocode(self) -> str:
+        letter = "" if self.layout is None else _letter(self.layout)
+        if not letter:
+            raise ValueError(f"NumPy has no type that is {self.Get_name() or 'a derived datatype'}")
+        return letter
+
+    @classmethod
+    def fromcode(cls, code: str) -> Datatype:
+        """Return the datatype of a NumPy type."""
+        found = find_letter(code)
+        if found is None:
+            raise ValueError(f"no MPI datatype is {code!r}")
+        return found
+
+    # ---- building
+
+    def _build(self, combiner: int, **how: Any) -> Datatype:
+        return type(self)._of(Layout(combiner, self._used(), **how))
+
+    def Dup(self) -> Datatype:
+        found = self._build(c.COMBINER_DUP)
+        self._copy_all(found)
+        return found
+
+    def Create_dup(self) -> Datatype:
+        return self.Dup()
+
+    def Create_contiguous(self, count: int) -> Datatype:
+        return self._build(c.COMBINER_CONTIGUOUS, count=_count(count))
+
+    def Create_vector(self, count: int, blocklength: int, stride: int) -> Datatype:
+        return self._build(
+            c.COMBINER_VECTOR, count=_count(count), blocklength=_count(blocklength), stride=int(stride)
+        )
+
+    def Create_hvector(self, count: int, blocklength: int, stride: int) -> Datatype:
+        return self._build(
+            c.COMBINER_HVECTOR, count=_count(count), blocklength=_count(blocklength), stride=int(stride)
+        )
+
+    def Create_indexed(self, blocklengths: Sequence[int], displacements: Sequence[int]) -> Datatype:
+        return self._build(c.COMBINER_INDEXED, **_indexed(blocklengths, displacements))
+
+    def Create_hindexed(self, blocklengths: Sequence[int], displacements: Sequence[int]) -> Datatype:
+        return self._build(c.COMBINER_HINDEXED, **_indexed(blocklengths, displacements))
+
+    def Create_indexed_block(self, blocklength: int, displacements: Sequence[int]) -> Datatype:
+        return self._build(
+            c.COMBINER_INDEXED_BLOCK, blocklength=_count(blocklength), displacements=_numbers(displacements)
+        )
+
+    def Create_hindexed_block(self, blocklength: int, displacements: Sequence[int]) -> Datatype:
+        return self._build(
+            c.COMBINER_HINDEXED_BLOCK, blocklength=_count(blocklength), displacements=_numbers(displacements)
+        )
+
+    @classmethod
+    def Create_struct(
+        cls, blocklengths: Sequence[int], displacements: Sequence[int], datatypes: Sequence[Datatype]
+    ) -> Datatype:
+        if not len(blocklengths) == len(displacements) == len(datatypes):
+            raise ValueError(
+                f"a struct needs as many lengths as displacements and types; got {len(blocklengths)}, "
+                f"{len(displacements)} and {len(datatypes)}"
+            )
+        return cls._of(
+            Layout(
+                c.COMBINER_STRUCT, blocklengths=_numbers(blocklengths), at=_numbers(displacements),
+                layouts=[each._used() for each in datatypes],
+            )
+        )  # fmt: skip
+
+    def Create_subarray(
+        self, sizes: Sequence[int], subsizes: Sequence[int], starts: Sequence[int], order: int = c.ORDER_C
+    ) -> Datatype:
+        sizes, subsizes, starts = _numbers(sizes), _numbers(subsizes), _numbers(starts)
+        if not len(sizes) == len(subsizes) == len(starts):
+            raise ValueError(
+                f"a subarray of {len(sizes)} dimensions needs as many subsizes and starts; got {len(subsizes)} "
+                f"and {len(starts)}"
+            )
+        for size, subsize, start in zip(sizes, subsizes, starts, strict=True):
+            if subsize < 1 or start < 0 or start + subsize > size:
+                raise mpi_error("ERR_ARG", f"{subsize} elements from {start} on are not within {size}")
+
+        def places() -> Iterator[int]:
+            axes = [range(start, start + subsize) for start, subsize in zip(starts, subsizes, strict=True)]
+            return _iterate(sizes, axes, order)
+
+        return self._build(
+            c.COMBINER_SUBARRAY, sizes=sizes, subsizes=subsizes, starts=starts, order=order, places=places,
+            elements=lambda: prod(subsizes),
+        )  # fmt: skip
+
+    def Create_darray(
+        self, size: int, rank: int, gsizes: Sequence[int], distribs: Sequence[int], dargs: Sequence[int],
+        psizes: Sequence[int], order: int = c.ORDER_C,
+    ) -> Datatype:  # fmt: skip
+        gsizes, psizes = _numbers(gsizes), _numbers(psizes)
+        distribs, dargs = _numbers(distribs), _numbers(dargs)
+        if prod(psizes) != size or not 0 <= rank < size:
+            raise mpi_error("ERR_ARG", f"rank {rank} is not in a grid {psizes} of {size} ranks")
+        coordinates = np.unravel_index(rank, psizes)
+        axes = [
+            _distribute(*each)
+            for each in zip(gsizes, distribs, dargs, psizes, map(int, coordinates), strict=True)
+        ]
+        return self._build(
+            c.COMBINER_DARRAY, size=int(size), rank=int(rank), gsizes=gsizes, distribs=distribs, dargs=dargs,
+            psizes=psizes, order=order, places=lambda: _iterate(gsizes, axes, order),
+            elements=lambda: prod(map(len, axes)),
+        )  # fmt: skip
+
+    def Create_resized(self, lb: int, extent: int) -> Datatype:
+        return self._build(c.COMBINER_RESIZED, lb=int(lb), extent=int(extent))
+
+    Resized = Create_resized
+
+    @classmethod
+    def Create_f90_integer(cls, r: int) -> Datatype:
+        name = "INTEGER1" if r <= 2 else "INTEGER2" if r <= 4 else "INTEGER4" if r <= 9 else "INTEGER8"
+        return _f90(cls, c.COMBINER_F90_INTEGER, name, r=r)
+
+    @classmethod
+    def Create_f90_real(cls, p: int, r: int) -> Datatype:
+        return _f90(cls, c.COMBINER_F90_REAL, "REAL4" if p <= 6 and r <= 37 else "REAL8", p=p, r=r)
+
+    @classmethod
+    def Create_f90_complex(cls, p: int, r: int) -> Datatype:
+        return _f90(cls, c.COMBINER_F90_COMPLEX, "COMPLEX8" if p <= 6 and r <= 37 else "COMPLEX16", p=p, r=r)
+
+    @classmethod
+    def Match_size(cls, typeclass: int, size: int) -> Datatype:
+        word = {
+            c.TYPECLASS_INTEGER: "INTEGER", c.TYPECLASS_REAL: "REAL", c.TYPECLASS_COMPLEX: "COMPLEX",
+            c.TYPECLASS_LOGICAL: "LOGICAL",
+        }.get(typeclass)  # fmt: skip
+        found: Datatype | None = constants.get(f"{word}{size}")
+        if not found:
+            raise mpi_error("ERR_ARG", f"there is no {word} of {size} bytes")
+        return found
+
+    @classmethod
+    def Get_value_index(cls, value: Datatype, index: Datatype) -> Datatype:
+        """Return the type of a value followed by an index; null if there is none."""
+        if not value or not index:
+            raise mpi_error("ERR_TYPE", "a pair needs two datatypes; got a null one")
+        first, second = value._used(), index._used()
+        if second.kind[0] not in "iu":
+            return cls()
+        if second.constant == "INT":
+            for name, letter in PAIRS.items():
+                found: Datatype = constants[name]
+                if first is find_letter(letter)._used():  # type: ignore[union-attr]
+                    return found
+        return cls._of(_pair(first, second))
+
+    def Commit(self) -> Datatype:
+        self._used()
+        return self
+
+    def Free(self) -> None:
+        layout = self._used()
+        if layout.combiner == c.COMBINER_NAMED:
+            raise mpi_error("ERR_TYPE", f"{layout.name} is predefined and cannot be freed")
+        self._delete_all()
+        self.layout = None
+
+    # ---- how it was built
+
+    @property
+    def combiner(self) -> int:
+        return self._used().combiner
+
+    @property
+    def is_named(self) -> bool:
+        return self.layout is None or self.layout.combiner == c.COMBINER_NAMED
+
+    @property
+    def is_predefined(self) -> bool:
+        return self.is_named or self.combiner in (
+            c.COMBINER_F90_INTEGER, c.COMBINER_F90_REAL, c.COMBINER_F90_COMPLEX,
+        )  # fmt: skip
+
+    def Get_envelope(self) -> tuple[int, int, int, int, int]:
+        numbers, addresses, counts, types = self._contents()
+        return len(numbers), len(addresses), len(counts), len(types), self.combiner
+
+    def Get_contents(self) -> tuple[list[int], list[int], list[int], list[Datatype]]:
+        if self.is_named:
+            raise mpi_error("ERR_TYPE", f"{self.Get_name()} was not built from other datatypes")
+        return self._contents()
+
+    envelope = property(Get_envelope)
+    contents = property(Get_contents)
+
+    def _contents(self) -> tuple[list[int], list[int], list[int], list[Datatype]]:
+        layout = self._used()
+        how, combiner = layout.how, layout.combiner
+        based = [] if layout.base is None else [_public(layout.base)]
+        if combiner == c.COMBINER_NAMED:
+            return [], [], [], []
+        if combiner == c.COMBINER_DUP:
+            return [], [], [], based
+        if combiner == c.COMBINER_RESIZED:
+            return [], [how["lb"], how["extent"]], [], based
+        if combiner == c.COMBINER_HVECTOR:
+            return [how["count"], how["blocklength"]], [how["stride"]], [], based
+        if combiner in (c.COMBINER_HINDEXED, c.COMBINER_HINDEXED_BLOCK):
+            lengths = how.get("blocklengths") or [how["blocklength"]]
+            return [len(how["displacements"]), *lengths], how["displacements"], [], based
+        if combiner == c.COMBINER_STRUCT:
+            return (
+                [len(how["at"]), *how["blocklengths"]], how["at"], [], [_public(each) for each in how["layouts"]],
+            )  # fmt: skip
+        if combiner == c.COMBINER_VALUE_INDEX:
+            return [], [], [], [_public(each) for each in how["layouts"]]
+        if combiner in (c.COMBINER_F90_INTEGER, c.COMBINER_F90_REAL, c.COMBINER_F90_COMPLEX):
+            return list(how.values()), [], [], []
+        if combiner == c.COMBINER_SUBARRAY:
+            numbers = [len(how["sizes"]), *how["sizes"], *how["subsizes"], *how["starts"], how["order"]]
+        elif combiner == c.COMBINER_DARRAY:
+            grid = (*how["gsizes"], *how["distribs"], *how["dargs"], *how["psizes"])
+            numbers = [how["size"], how["rank"], len(how["gsizes"]), *grid, how["order"]]
+        elif "displacements" in how:
+            lengths = how.get("blocklengths") or [how["blocklength"]]
+            numbers = [len(how["displacements"]), *lengths, *how["displacements"]]
+        else:
+            numbers = list(how.values())
+        return numbers, [], [], based
+
+    def decode(self) -> tuple[Datatype, str, dict[str, Any]]:
+        """Return the datatype that this one was built from, how, and the arguments of the call that did."""
+        layout = self._used()
+        if layout.combiner == c.COMBINER_NAMED:
+            return self, "NAMED", {}
+        how = {
+            name: list(value) if isinstance(value, list) else value
+            for name, value in layout.how.items()
+            if not callable(value) and name not in ("at", "layouts")
+        }
+        if layout.combiner == c.COMBINER_STRUCT:
+            how |= {"displacements": list(layout.how["at"])}
+            how |= {"datatypes": [_public(each) for each in layout.how["layouts"]]}
+        elif layout.combiner == c.COMBINER_VALUE_INDEX:
+            how = dict(zip(("value", "index"), map(_public, layout.how["layouts"]), strict=True))
+        free = layout.combiner in (
+            c.COMBINER_F90_INTEGER, c.COMBINER_F90_REAL, c.COMBINER_F90_COMPLEX,
+        )  # fmt: skip
+        base = constants["DATATYPE_NULL"] if free or layout.base is None else _public(layout.base)
+        return base, _COMBINERS[layout.combiner], how
+
+    # ---- packing
+
+    def Pack_size(self, count: int, comm: Any) -> int:
+        return count * self.Get_size()
+
+    def Pack(self, inbuf: Any, outbuf: Any, position: int, comm: Any) -> int:
+        """Append the elements of `inbuf` to `outbuf` at byte `position`, and return the position behind them."""
+        return self._pack(inbuf, outbuf, position, swap=False)
+
+    def Unpack(self, inbuf: Any, position: int, outbuf: Any, comm: Any) -> int:
+        return self._unpack(inbuf, position, outbuf, swap=False)
+
+    def Pack_external_size(self, datarep: str, count: int) -> int:
+        _check_representation(datarep)
+        return count * self.Get_size()
+
+    def Pack_external(self, datarep: str, inbuf: Any, outbuf: Any, position: int) -> int:
+        """Pack with the most significant byte first, as MPI's representation external32 wants it."""
+        _check_representation(datarep)
+        return self._pack(inbuf, outbuf, position, swap=True)
+
+    def Unpack_external(self, datarep: str, inbuf: Any, position: int, outbuf: Any) -> int:
+        _check_representation(datarep)
+        return self._unpack(inbuf, position, outbuf, swap=True)
+
+    def _pack(self, inbuf: Any, outbuf: Any, position: int, swap: bool) -> int:
+        from_bytes, into = raw_bytes(inbuf), raw_bytes(outbuf, writing=True)
+        packed = self._used().pack(from_bytes, 0, self._elements(from_bytes.nbytes))
+        if swap:
+            packed = self._swap(packed)
+        end = position + packed.nbytes
+        if position < 0 or end > into.nbytes:
+            raise mpi_error("ERR_TRUNCATE", f"{packed.nbytes} bytes at {position} exceed {into.nbytes}")
+        into[position:end] = packed
+        return end
+
+    def _unpack(self, inbuf: Any, position: int, outbuf: Any, swap: bool) -> int:
+        given, into = raw_bytes(inbuf), raw_bytes(outbuf, writing=True)
+        count = self._elements(into.nbytes)
+        end = position + count * self.Get_size()
+        if position < 0 or end > given.nbytes:
+            raise mpi_error("ERR_TRUNCATE", f"{end - position} bytes at {position} exceed {given.nbytes}")
+        data = given[position:end]
+        self._used().unpack(self._swap(data) if swap else data, into, 0, count)
+        return end
+
+    def _elements(self, nbytes: int) -> int:
+        extent = self._used().extent
+        if extent <= 0:
+            raise ValueError(f"the number of elements of extent {extent} is unknown")
+        return nbytes // extent
+
+    def _swap(self, packed: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Reverse the order of the bytes of each number."""
+        found, at = packed.copy(), 0
+        while at < found.nbytes:
+            for _, length, kind in self._used().runs:
+                part = found[at : at + length]
+                if kind[0] != "V" and np.dtype(kind).itemsize > 1:
+                    part.view(kind).byteswap(inplace=True)
+                at += length
+        return found
+
+
+_COMBINERS = {
+    getattr(c, name): name.removeprefix("COMBINER_") for name in vars(c) if name.startswith("COMBINER_")
+}
+
+
+def _count(number: Any) -> int:
+    found = int(number)
+    if found < 0:
+        raise mpi_error("ERR_ARG", f"a count must be at least 0; got {found}")
+    return found
+
+
+def _numbers(given: Sequence[int]) -> list[int]:
+    return [int(number) for number in given]
+
+
+def _indexed(blocklengths: Any, displacements: Sequence[int]) -> dict[str, list[int]]:
+    at = _numbers(displacements)
+    lengths = [int(blocklengths)] * len(at) if np.ndim(blocklengths) == 0 else _numbers(blocklengths)
+    if len(lengths) != len(at):
+        raise ValueError(f"{len(at)} displacements need as many lengths; got {len(lengths)}")
+    return {"blocklengths": lengths, "displacements": at}
+
+
+def _iterate(sizes: list[int], axes: Sequence[Sequence[int]], order: int) -> Iterator[int]:
+    """Yield the numbers of the elements of an array whose coordinates are on these axes, in memory order."""
+    found = np.zeros(1, np.int64)
+    pairs = list(zip(sizes, axes, strict=True))
+    for size, axis in pairs if order == c.ORDER_C else reversed(pairs):
+        found = (found[:, None] * size + np.array(axis, np.int64)[None, :]).reshape(-1)
+    return iter(found.tolist())
+
+
+def _distribute(size: int, how: int, argument: int, ranks: int, me: int) -> list[int]:
+    """Return the coordinates that one rank has of an axis of an array that is distributed."""
+    if how == c.DISTRIBUTE_NONE or ranks == 1:
+        return list(range(size))
+    if how == c.DISTRIBUTE_BLOCK:
+        each = -(-size // ranks) if argument == c.DISTRIBUTE_DFLT_DARG else argument
+        if each * ranks < size:
+            raise mpi_error("ERR_ARG", f"{ranks} blocks of {each} elements do not cover {size}")
+        return list(range(min(me * each, size), min((me + 1) * each, size)))
+    each = 1 if argument == c.DISTRIBUTE_DFLT_DARG else argument
+    return [place for place in range(size) if place // each % ranks == me]
+
+
+def _pair(value: Layout, index: Layout) -> Layout:
+    at = -(-value.size // index.alignment) * index.alignment
+    return Layout(c.COMBINER_VALUE_INDEX, blocklengths=[1, 1], at=[0, at], layouts=[value, index])
+
+
+def _f90(cls: type[Datatype], combiner: int, name: str, **how: int) -> Datatype:
+    return cls._of(Layout(combiner, constants[name]._used(), **how))
+
+
+def _public(layout: Layout) -> Datatype:
+    """Return the datatype of a layout; one of MPI's own is always the same object."""
+    found = Datatype._of(layout) if layout.constant is None else constants[layout.constant]
+    assert isinstance(found, Datatype)
+    return found
+
+
+def _rebuild(cls: type[Datatype], base: Datatype, combiner: str, how: dict[str, Any]) -> Datatype:
+    """Build a datatype again from what `Datatype.decode` returned."""
+    if combiner == "VALUE_INDEX":
+        return cls.Get_value_index(**how)
+    found: Datatype = getattr(cls(base), f"Create_{combiner.lower()}")(**how)
+    return found
+
+
+def _letter(layout: Layout) -> str:
+    while layout.combiner in (
+        c.COMBINER_DUP,
+        c.COMBINER_F90_INTEGER,
+        c.COMBINER_F90_REAL,
+        c.COMBINER_F90_COMPLEX,
+    ):
+        assert layout.base is not None
+        layout = layout.base
+    return layout.letter
+
+
+def _typestr(letter: str) -> str:
+    if letter == "c":
+        return "S1"
+    return KINDS[letter] if letter in "pU" else np.dtype(letter).str[1:]
+
+
+def _check_representation(datarep: str) -> None:
+    if datarep != "external32":
+        raise mpi_error("ERR_ARG", f"the only external representation is external32; got {datarep!r}")
+
+
+def raw_bytes(given: Any, *, writing: bool = False) -> NDArray[np.uint8]:
+    """Return the bytes of a buffer, without copying them."""
+    view = raw_memory(given)
+    if writing and view.readonly:
+        raise ReadOnly("nothing can be written into a read-only buffer")
+    return as_bytes(view)
+
+
+def find_letter(code: str) -> Datatype | None:
+    """Return the datatype of a NumPy type, given by its letter or its name; None if there is none."""
+    found = _by_letter.get(code)
+    if found is None and "\0" not in code:
+        try:
+            found = _by_letter.get(np.dtype(code).char)
+        except TypeError:
+            return None
+    return found
+
+
+def kind_of(code: str) -> str:
+    """Return the type of a buffer's elements, from its format.
+
+    >>> kind_of("l") == kind_of("q"), kind_of("f"), kind_of("<f")
+    (True, 'f4', 'f4')
+    """
+    found = KINDS.get(code)
+    if found is not None:
+        return found
+    check_byte_order(code[:1])
+    return KINDS.get(code.lstrip("@=<>!"), code)
+
+
+def make_datatypes() -> dict[str, Datatype]:
+    """Return MPI's datatypes, by name."""
+    found: dict[str, Datatype] = {}
+    for letter, names in LETTERS.items():
+        size = np.dtype(KINDS[letter]).itemsize
+        for name in names.split():
+            if name not in ALIASES:
+                found[name] = Datatype._of(named_layout(name, letter, size, KINDS[letter]))
+    found |= {alias: found[name] for alias, name in ALIASES.items()}
+    for name, letter in PAIRS.items():
+        value = next(each for each in found.values() if each.typechar == letter)
+        pair = _pair(value._used(), found["INT"]._used())
+        layout = PairLayout(pair)
+        layout.name, layout.constant = f"MPI_{name}", name
+        found[name] = Datatype._of(layout)
+    found["TWOINT"] = found["INT_INT"]
+    found |= {name: Datatype() for name in (*ABSENT, "DATATYPE_NULL")}
+    return found
+
+
+class PairLayout(Layout):
+    """One of MPI's own pairs of a value and an index."""
+
+    def __init__(self, pair: Layout) -> None:
+        super().__init__(c.COMBINER_NAMED, size=pair.size, kind=f"V{pair.size}")
+        self.runs, self.bounds, self.alignment = pair.runs, pair.bounds, pair.alignment
+        self.dense = pair.dense
+        self.kind = ",".join(kind for *_, kind in pair.runs) if len(pair.runs) == 2 else "i4,i4"
+
+
+DATATYPES: dict[str, Datatype] = make_datatypes()
+constants.update(DATATYPES)
+_FIRST = {"B": "BYTE", "l": "LONG", "i": "INT", "h": "SHORT", "f": "FLOAT", "d": "DOUBLE", "g": "LONG_DOUBLE"}
+_by_letter = {
+    letter: DATATYPES[_FIRST.get(letter, names.split()[0])] for letter, names in LETTERS.items()
+}  # fmt: skip
+
+
+# ---- buffers
 
 
 def memory_of(given: Any) -> tuple[memoryview, str]:

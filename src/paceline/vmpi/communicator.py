@@ -20,7 +20,7 @@ from greenlet import getcurrent
 
 from paceline.vmpi import constants as c
 from paceline.vmpi.buffers import ARRAY, ARRAY_KINDS, memory_of
-from paceline.vmpi.collectives import CollectiveBase, CollectiveCalls, root_only
+from paceline.vmpi.collectives import SUM, CollectiveBase, CollectiveCalls, Op, root_only
 from paceline.vmpi.constants import CONGRUENT, IDENT, SIMILAR, UNDEFINED, UNEQUAL
 from paceline.vmpi.errors import Aborted, ReadOnly, error_codes, mpi_error
 from paceline.vmpi.faults import SurvivalCalls
@@ -46,7 +46,6 @@ from paceline.vmpi.kernel import (
 )
 from paceline.vmpi.memory import BUFFER_AUTOMATIC, Placeholder, buffer, raw_memory
 from paceline.vmpi.network import equal_part, equal_parts
-from paceline.vmpi.operations import SUM, Op
 from paceline.vmpi.requests import (
     JointRequest,
     PartitionedReceive,

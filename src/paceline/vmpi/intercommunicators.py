@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from paceline.vmpi.buffers import BufferMemory, RankParts, equal_blocks
+from paceline.vmpi.collectives import SUM, check_op, combine_all
 from paceline.vmpi.communicator import (
     COMM_KINDS,
     Comm,
@@ -25,7 +26,6 @@ from paceline.vmpi.constants import ROOT, UNDEFINED
 from paceline.vmpi.errors import mpi_error
 from paceline.vmpi.groups import CollectiveRequest, CommState, Group
 from paceline.vmpi.kernel import queue_of
-from paceline.vmpi.operations import SUM, check_op, combine_all
 from paceline.vmpi.topologies import connect
 
 Rows = list[Any]

@@ -9,9 +9,17 @@ from typing import Any
 import numpy as np
 from greenlet import getcurrent
 
-from paceline.vmpi.buffers import ARRAY, ARRAY_KINDS, Elements, layout_of, memory_of, poison, write_bytes
+from paceline.vmpi.buffers import (
+    ARRAY,
+    ARRAY_KINDS,
+    Elements,
+    Layout,
+    layout_of,
+    memory_of,
+    poison,
+    write_bytes,
+)
 from paceline.vmpi.constants import SUCCESS, UNDEFINED, special_numbers
-from paceline.vmpi.datatypes import Layout
 from paceline.vmpi.errors import BufferChanged, MPIError, ReadOnly, find_site, format_site, mpi_error
 from paceline.vmpi.handles import Handle, Numbered, call_back, constants, find_constant, numbered
 

@@ -19,14 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.vmpi import constants as c
-from paceline.vmpi.buffers import Elements, layout_of
+from paceline.vmpi.buffers import Elements, Layout, layout_of
+from paceline.vmpi.collectives import SUM, check_op, combine_all
 from paceline.vmpi.constants import LOCK_EXCLUSIVE, LOCK_SHARED
-from paceline.vmpi.datatypes import Layout
 from paceline.vmpi.errors import ReadOnly, find_site, format_site, mpi_error
 from paceline.vmpi.groups import CommState, Group, meet
 from paceline.vmpi.handles import Attributes, Handled, constants
 from paceline.vmpi.memory import as_bytes, buffer, get_address, raw_memory
-from paceline.vmpi.operations import SUM, check_op, combine_all
 from paceline.vmpi.requests import Request
 
 Bytes = NDArray[np.uint8]
