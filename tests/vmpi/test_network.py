@@ -421,9 +421,46 @@ def test_connection_of_two_ranks_carries_one_message_at_a_time() -> None:
     wires = _network(eager_limit=1000, stream=4.0).wires(3)
     assert wires.send(0, 1, 160, 0.0, True)[1] == 1 + 8 + 40
     assert wires.send(0, 1, 160, 0.0, True)[1] == 1 + 40 + 8 + 40
-    # Another connection: after the first message through the card, before the second.
-    assert wires.send(0, 2, 160, 0.0, True)[1] == 1 + 10 + 8 + 40
+    # Another connection is not held up by them.
+    assert wires.send(0, 2, 160, 0.0, True)[1] == 1 + 8 + 40
     assert wires.fetch(2, 1, 160, 100.0) == (100 + 10 + 8 + 40, 1.0, 100 + 10 + 40)
+
+
+@pytest.mark.parametrize("to_one", [False, True])
+def test_connections_pass_a_card_at_the_same_time_until_it_is_full(to_one: bool) -> None:
+    # A card of 16 bytes a second carries four connections of 4: messages of 160 bytes take 40, those of the next four too.
+    wires = _network(eager_limit=1000, stream=4.0).wires(9)
+    ends = [wires.send(*((rank, 0) if to_one else (0, rank)), 160, 0.0, True)[1] for rank in range(1, 9)]
+    assert ends == [1 + 8 + 40] * 4 + [1 + 40 + 8 + 40] * 4
+
+
+def test_connection_takes_what_others_leave_of_a_card() -> None:
+    # Two connections of 6 leave 4 of 16 bytes a second: 64 of 96 bytes pass in their 16 seconds, and 32 at 6 afterwards.
+    wires = _network(eager_limit=1000, stream=6.0).wires(5)
+    ends = [wires.send(0, rank, 96, 0.0, True)[1] for rank in (1, 2, 3)]
+    assert ends == [1 + 8 + 16, 1 + 8 + 16, pytest.approx(1 + 8 + 16 + 32 / 6)]
+    # And one more the 10 that the third leaves from then on.
+    assert wires.send(0, 4, 96, 0.0, True)[1] == 1 + 16 + 8 + 16
+
+
+def test_connections_share_an_uplink() -> None:
+    # An uplink of 2 x 16 / 4 = 8 bytes a second carries two connections of 4.
+    wires = _network(nodes_per_switch=2, oversubscription=4.0, eager_limit=1000, stream=4.0).wires(6)
+    assert [wires.send(*pair, 160, 0.0, True)[1] for pair in ((0, 2), (1, 3))] == [1 + 8 + 40] * 2
+    assert wires.send(0, 3, 160, 0.0, True)[1] == 1 + 40 + 8 + 40
+    assert (
+        wires.send(0, 1, 160, 0.0, True)[1] == 1 + 8 + 40
+    )  # behind the same switch: only its card, which has 8 left
+
+
+def test_connections_wait_for_collectives_and_collectives_for_them() -> None:
+    wires = _network(eager_limit=10**6, stream=4.0).wires(6)
+    end = wires.join("Allreduce", range(4), 640, 0.0)
+    assert wires.send(0, 1, 160, 0.0, True)[1] > 1 + 8 + 40
+    assert wires.send(4, 5, 160, 0.0, True)[1] == 1 + 8 + 40  # other cards
+    busy = _network(eager_limit=10**6, stream=4.0).wires(4)
+    busy.send(0, 1, 16_000, 0.0, True)  # 1000 seconds of the cards of both
+    assert busy.join("Allreduce", range(4), 640, 0.0) > 1000 + end - 100
 
 
 # ---- NCCL

@@ -2,6 +2,8 @@
 
     between nodes     o + L + n/B + o: each end's own time, the latency, and the bytes through the cards
     one card per node in each direction one message at a time, of any rank of the node
+    one connection    where that carries less than a card, messages to different ranks pass at the same time: each at the
+                      rate of a connection, or at what those before it leave of cards and uplinks
     above the limit   announced first (o + L), requested by the receiver (L + o), then as above
     several cards     rank i of a node uses card i mod c
     behind switches   a message to a node of another switch also passes the uplink of each switch, shared by its nodes:
@@ -18,6 +20,7 @@ from __future__ import annotations
 
 import math
 import random
+from bisect import bisect_left, bisect_right
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -696,6 +699,7 @@ PIECE = 1 << 16  # bytes that are copied at a time
 SHARING = 1 << 14  # bytes from which a copy takes longer when other ranks copy at the same time
 WINDOW = 3  # a copy counts as concurrent for this many times its length after its end
 MOST_TAKERS = 256
+RESIDUE = 1e-9  # of a connection's rate, what is left by rounding and not used
 
 
 class _Place(NamedTuple):
@@ -743,9 +747,11 @@ class Wires:
         self.needs_calls = network.needs_calls
         self.latency, self.overhead = network.latency, network.overhead
         self.per_byte, self.per_copied = 1 / network.bandwidth, 1 / network.copy_bandwidth
-        # What a message takes longer than its card is held, for each byte; until when the connection of two ranks is busy.
-        self._per_streamed = max(0.0, 1 / network.stream - self.per_byte)
+        self._streamed = network.stream < network.bandwidth
+        """True if the connection of two ranks carries less than a card."""
+        # Then: until when each connection is busy, and how much of the cards and uplinks is in use, by kind and number.
         self._streams: dict[tuple[int, int], float] = {}
+        self._rates: dict[tuple[str, int], _Rates] = {}
         self.limit, self.limit_inside = network.eager_limit, node.eager_limit
         count = network.nodes(ranks) if ranks else 0
         self._on_node = [0] * count
@@ -790,6 +796,9 @@ class Wires:
         )
         # Until when each rank works on collectives that came before.
         self._engaged = [0.0] * ranks
+        # Until when collectives hold each card and each uplink.
+        self._held = [0.0] * (count * cards)
+        self._held_up = [0.0] * switches
         self._groups: dict[int, _Group] = {}
         self._collectives: dict[tuple[str, _Place, int], _Price] = {}
 
@@ -802,7 +811,7 @@ class Wires:
     def has_own_cards(self) -> bool:
         """True if each rank has a node and a card for itself, and nothing else delays a message."""
         alone = len(self._on_node) == len(self._card) and self._card == list(range(len(self._card)))
-        return alone and not self._sigma and not self._per_streamed and len(self._up) == 1
+        return alone and not self._sigma and not self._streamed and len(self._up) == 1
 
     @property
     def directions(self) -> tuple[tuple[list[float], Gaps], tuple[list[float], Gaps]]:
@@ -844,17 +853,17 @@ class Wires:
             return free, free + latency, 0.0
         copying, first, passing = self._parts(nbytes)
         ready = now + self.overhead + first
-        if self._per_streamed:
-            ready = self._stream(source, dest, ready, nbytes)
-        # Through both cards at once, if they are free: the first byte arrives after the latency.
-        ahead = self._per_streamed > 0
-        leaves = _reserve(self._out, self._gaps_out, self._card[source], ready, passing, now, ahead)
-        late = leaves > ready or self._sigma > 0 or ahead
-        if self._switch[source] != self._switch[dest]:
-            leaves = self._pass_uplinks(source, dest, leaves, passing, nbytes, now)
-            late = True
-        there = _reserve(self._in, self._gaps_in, self._card[dest], leaves + latency, passing, now, late)
-        passing += nbytes * self._per_streamed
+        if self._streamed:
+            leaves, passing = self._pass_streamed(source, dest, ready, nbytes, latency, now)
+            there = leaves + latency
+        else:
+            # Through both cards at once, if they are free: the first byte arrives after the latency.
+            leaves = _reserve(self._out, self._gaps_out, self._card[source], ready, passing, now, False)
+            late = leaves > ready or self._sigma > 0
+            if self._switch[source] != self._switch[dest]:
+                leaves = self._pass_uplinks(source, dest, leaves, passing, nbytes, now)
+                late = True
+            there = _reserve(self._in, self._gaps_in, self._card[dest], leaves + latency, passing, now, late)
         comes = there + first + (passing - copying if passing > copying else 0.0)
         return now + self.overhead + copying, comes, self.overhead + copying
 
@@ -874,21 +883,53 @@ class Wires:
         latency = self.latency * self._draw(0.0, self._sigma) if self._sigma else self.latency
         copying, first, passing = self._parts(nbytes)
         ready = now + self.overhead + latency + self.overhead + first  # the request has reached the sender
-        if self._per_streamed:
-            ready = self._stream(source, dest, ready, nbytes)
-        leaves = _reserve(self._out, self._gaps_out, self._card[source], ready, passing, now, True)
-        if self._switch[source] != self._switch[dest]:
-            leaves = self._pass_uplinks(source, dest, leaves, passing, nbytes, now)
-        there = _reserve(self._in, self._gaps_in, self._card[dest], leaves + latency, passing, now, True)
-        passing += nbytes * self._per_streamed
+        if self._streamed:
+            leaves, passing = self._pass_streamed(source, dest, ready, nbytes, latency, now)
+            there = leaves + latency
+        else:
+            leaves = _reserve(self._out, self._gaps_out, self._card[source], ready, passing, now, True)
+            if self._switch[source] != self._switch[dest]:
+                leaves = self._pass_uplinks(source, dest, leaves, passing, nbytes, now)
+            there = _reserve(self._in, self._gaps_in, self._card[dest], leaves + latency, passing, now, True)
         comes = there + first + (passing - copying if passing > copying else 0.0)
         return comes, self.overhead + copying, leaves + passing
 
-    def _stream(self, source: int, dest: int, ready: float, nbytes: int) -> float:
-        """Return when a message can begin to pass the connection of two ranks, after those before it, and reserve it."""
-        begin = max(ready, self._streams.get((source, dest), 0.0))
-        self._streams[source, dest] = begin + nbytes / self._network.stream
-        return begin
+    def _pass_streamed(
+        self, source: int, dest: int, ready: float, nbytes: int, latency: float, now: float
+    ) -> tuple[float, float]:
+        """Reserve cards and uplinks for a message of a connection that carries less than a card.
+
+        Return when its first byte leaves, and the seconds until the last one does. A connection carries one message after
+        the other; messages of other connections pass at the same time, as far as cards and uplinks are not full.
+        """
+        network, out, into = self._network, self._card[source], self._card[dest]
+        up, down = self._switch[source], self._switch[dest]
+        begin = max(
+            ready, self._streams.get((source, dest), 0.0), self._held[out], self._held[into] - latency
+        )
+        used = [(self._rate_of("out", out), 0.0), (self._rate_of("in", into), latency)]
+        if up != down:
+            begin = max(begin, self._held_up[up], self._held_up[down])
+            used += [(self._rate_of("up", up), 0.0), (self._rate_of("down", down), 0.0)]
+        spans = _share(used, begin, nbytes, network.stream, now)
+        leaves, end = (spans[0][0], spans[-1][1]) if spans else (begin, begin)
+        self._streams[source, dest] = end
+        # Collectives wait until a card would have let all bytes pass one after the other.
+        passing, crossing = nbytes * self.per_byte, nbytes * self._per_byte_up
+        for free, place, seconds in (
+            (self._out, out, passing), (self._in, into, passing), (self._up, up, crossing), (self._down, down, crossing)
+        ):  # fmt: skip
+            if up != down or seconds is passing:
+                free[place] = max(free[place], ready) + seconds
+        return leaves, end - leaves
+
+    def _rate_of(self, kind: str, number: int) -> _Rates:
+        found = self._rates.get((kind, number))
+        if found is None:
+            network = self._network
+            full = network.bandwidth if kind in ("out", "in") else network.uplink
+            found = self._rates[kind, number] = _Rates(full)
+        return found
 
     def _pass_uplinks(
         self, source: int, dest: int, leaves: float, passing: float, nbytes: int, now: float
@@ -955,10 +996,11 @@ class Wires:
                 for switch in group.switches:
                     until[switch] = max(until[switch], begin) + part * price.working
                     until_done = max(until_done, until[switch])
+                    self._held_up[switch] = max(self._held_up[switch], until[switch])
         for rank in members:
             self._engaged[rank] = until_done
         for card in cards:
-            self._out[card] = self._in[card] = until_done
+            self._out[card] = self._in[card] = self._held[card] = until_done
         return begin + price.seconds + (until_done - (begin + price.working))
 
     def shares(self, members: int, nbytes: int) -> list[float]:
@@ -1104,6 +1146,77 @@ class Wires:
 def _within(curves: Curves, amount: float, ranks: int) -> float:
     """Return the value of curves for an amount, beyond the last one the last value."""
     return curves.at(min(amount, max(table[-1][0] for table in curves.tables.values())), ranks)
+
+
+class _Rates:
+    """How much of a card's or an uplink's rate is in use, from one time to the next.
+
+    >>> rates = _Rates(10.0)
+    >>> rates.use(1.0, 3.0, 4.0)
+    >>> rates.left(0.0), rates.left(2.0), rates.left(3.0)
+    ((10.0, 1.0), (6.0, 3.0), (10.0, inf))
+    """
+
+    __slots__ = ("_times", "_used", "full")
+
+    def __init__(self, full: float) -> None:
+        self.full = full
+        self._times, self._used = [-math.inf], [0.0]
+
+    def left(self, time: float) -> tuple[float, float]:
+        """Return the rate that is not in use at a time, and until when that is so."""
+        place = bisect_right(self._times, time)
+        until = self._times[place] if place < len(self._times) else math.inf
+        return self.full - self._used[place - 1], until
+
+    def use(self, start: float, stop: float, rate: float) -> None:
+        """Use a rate for some time."""
+        first, last = self._cut(start), self._cut(stop)
+        for place in range(first, last):
+            self._used[place] += rate
+
+    def _cut(self, time: float) -> int:
+        """Return the place of the span that begins at a time."""
+        place = bisect_left(self._times, time)
+        if place == len(self._times) or self._times[place] != time:
+            self._times.insert(place, time)
+            self._used.insert(place, self._used[place - 1])
+        return place
+
+    def forget(self, now: float) -> None:
+        """Forget what is over."""
+        over = bisect_right(self._times, now) - 1
+        if over > 0:
+            del self._times[:over], self._used[:over]
+
+
+def _share(
+    used: Sequence[tuple[_Rates, float]], begin: float, nbytes: float, most: float, now: float
+) -> list[tuple[float, float, float]]:
+    """Let bytes pass from `begin` on, at `most` or at what is left of all of these rates; return (start, stop, rate).
+
+    used: the rates, and how much later than at the first one the bytes pass there.
+    """
+    spans: list[tuple[float, float, float]] = []
+    for rates, _ in used:
+        rates.forget(now)
+    time, left = begin, float(nbytes)
+    while left > 0:
+        rate, until = most, math.inf
+        for rates, later in used:
+            free, end = rates.left(time + later)
+            rate, until = min(rate, free), min(until, end - later)
+        if until <= time:  # the next span begins here, but for the last bit of a sum
+            until = time + max(math.ulp(time + later) for _, later in used)
+        if rate > RESIDUE * most:
+            stop = min(time + left / rate, until)
+            spans.append((time, stop, rate))
+            left = left - rate * (stop - time) if stop == until < time + left / rate else 0.0
+        time = until
+    for start, stop, rate in spans:
+        for rates, later in used:
+            rates.use(start + later, stop + later, rate)
+    return spans
 
 
 def _reserve(
