@@ -13,7 +13,15 @@ import pytest
 from paceline.errors import UsageError
 from paceline.machine import Machine, load_network
 from paceline.vmpi import Curves, Link
-from paceline.vmpi.network import Hop, Network, StepCosts, collective_seconds, nccl_seconds, presets
+from paceline.vmpi.network import (
+    Hop,
+    Network,
+    StepCosts,
+    Wires,
+    collective_seconds,
+    nccl_seconds,
+    presets,
+)
 
 
 def _flat(*points: Sequence[float]) -> Curves:
@@ -371,6 +379,42 @@ def test_oversubscription_slows_exchanges_but_not_rings() -> None:
     assert collective_seconds("Allreduce", 4, 8.0, gigabit) == 2 * 3 * 2.0
     alike = StepCosts(lambda n: 2 * n, lambda n: 0.0)
     assert collective_seconds("Allreduce", 4, 8.0, alike) == 2 * 3 * 4.0
+
+
+def _oversubscribed() -> tuple[Wires, float]:
+    """Return 8 nodes of rate 16 behind 2 switches with uplinks of 4 x 16 / 4 = 16, and the cost of each of their steps."""
+    wires = _network(
+        latency=0.0, overhead=0.0, nodes_per_switch=4, oversubscription=4.0, eager_limit=10**6
+    ).wires(8)
+    return wires, NODE.post
+
+
+def test_alltoall_over_uplinks_takes_as_long_as_its_bytes_take_to_pass_them() -> None:
+    wires, post = _oversubscribed()
+    # 7 steps of 160 bytes; 1, 2, 3, 4, 3, 2 and 1 of the 4 nodes behind a switch send out of it: 2560 bytes at 16.
+    assert wires.collective("Alltoall", range(8), 1280) == 7 * post + 2560 / 16
+    # Short parts: Bruck's 3 rounds of half of it, with 1, 2 and 4 nodes.
+    assert wires.collective("Alltoall", range(8), 8) == 3 * post + (1 + 2 + 4) * 4 / 16
+    # Twice the rate: steps in which at most 2 nodes send out are as fast as the cards.
+    faster = _network(
+        latency=0.0, overhead=0.0, nodes_per_switch=4, oversubscription=2.0, eager_limit=10**6
+    ).wires(8)
+    assert faster.collective("Alltoall", range(8), 1280) == 7 * post + 10 * (1 + 1 + 1.5 + 2 + 1.5 + 1 + 1)
+
+
+def test_tree_crosses_an_uplink_once_in_a_round() -> None:
+    wires, post = _oversubscribed()
+    flat = _network(latency=0.0, overhead=0.0, eager_limit=10**6).wires(8)
+    # Scattered in rounds of 640, 320 and 160 bytes, then around a ring in 7 steps of 160: no more than on one switch.
+    assert wires.collective("Bcast", range(8), 1280) == 10 * post + (640 + 320 + 160 + 7 * 160) / 16
+    assert wires.collective("Bcast", range(8), 1) == 3 * (post + 1 / 16)
+    for name in ("Bcast", "Gather", "Scatter"):
+        assert wires.collective(name, range(8), 1280) <= flat.collective(name, range(8), 1280) + 4 * post
+    # An uplink that is half as fast as a card.
+    slow = _network(
+        latency=0.0, overhead=0.0, nodes_per_switch=4, oversubscription=8.0, eager_limit=10**6
+    ).wires(8)
+    assert slow.collective("Scatter", range(8), 1280) == 3 * post + (640 + 320 + 160) / 8
 
 
 def test_message_between_sockets() -> None:

@@ -511,16 +511,34 @@ def _number(what: str, text: str) -> float:
 #
 # Calls with uneven parts (Gatherv …) cost as much as those with equal parts that move the same bytes.
 #
+# Between switches a step takes as long as its messages take to pass the uplinks. In a step of a ring, and in a round of a
+# binomial tree, at most one message leaves each switch: in a tree those that send are as far apart as twice the distance
+# that they send to. In a step of Alltoall every rank sends to the rank d after it, and of the k behind a switch
+# min(d, p - d, k, p - k) send out of it. In all other exchanges all of them do.
+#
 # Thakur, Rabenseifner, Gropp, Optimization of collective communication operations in MPICH (2005).
 
 
 class StepCosts(NamedTuple):
-    """Seconds of one exchange, of combining two arrays, and of one step around a ring, by bytes."""
+    """Seconds of one exchange, of combining two arrays, and of steps that use uplinks less, by bytes."""
 
     exchange: Callable[[float], float]
     combine: Callable[[float], float]
     to_neighbour: Callable[[float], float] | None = None
-    """None: as long as any other exchange. Between switches only one message of a ring's step passes each uplink."""
+    """A step of a ring or of a tree: one message passes each uplink; None: as long as any other exchange."""
+    shift: Callable[[float, int], float] | None = None
+    """A step in which this many messages pass each uplink; None: as long as any other exchange."""
+    behind: int = 0
+    """The most ranks behind one switch."""
+
+    def crossing(self, distance: int, ranks: int) -> int:
+        """Return how many ranks of a switch send out of it if each sends to the one at a distance after it.
+
+        >>> steps = StepCosts(lambda n: n, lambda n: n, behind=4)
+        >>> [steps.crossing(distance, 8) for distance in range(1, 8)]
+        [1, 2, 3, 4, 3, 2, 1]
+        """
+        return min(distance, ranks - distance, self.behind, ranks - self.behind)
 
 
 COSTS_LIKE = {
@@ -594,28 +612,41 @@ def collective_seconds(name: str, p: int, n: float, steps: StepCosts) -> float:
     exchange, combine = steps.exchange, steps.combine
     to_neighbour = steps.to_neighbour or exchange
 
-    def halving() -> float:
+    def halving(step: Callable[[float], float] = exchange) -> float:
         """Return the cost of n bytes halved in every round: a scatter or, backwards, a gather."""
-        return sum(exchange(n / 2**k) for k in range(1, rounds + 1))
+        return sum(step(n / 2**k) for k in range(1, rounds + 1))
 
     def halves_combined() -> float:
         return sum(combine(n / 2**k) for k in range(1, rounds + 1))
 
-    def doubling_parts() -> float:
+    def doubling_parts(step: Callable[[float], float] = exchange) -> float:
         """Return the cost of parts of n bytes that are sent on, together with all that came before."""
-        return sum(exchange(n * min(2**k, p - 2**k)) for k in range(rounds))
+        return sum(step(n * min(2**k, p - 2**k)) for k in range(rounds))
+
+    def all_to_all() -> float:
+        """Return the cost of Bruck's rounds, or of exchanges with one rank after the other."""
+        shift = steps.shift
+        if shift is None:
+            return min(rounds * exchange(n / 2), (p - 1) * exchange(n / p))
+        # Distances d and p - d take as long as each other, and so do all beyond the nodes of a switch.
+        alike = Counter(steps.crossing(distance, p) for distance in range(1, p))
+        return min(
+            sum(shift(n / 2, steps.crossing(2**k, p)) for k in range(rounds)),
+            sum(times * shift(n / p, crossing) for crossing, times in alike.items()),
+        )
 
     # The ranks beyond a power of two, before and after.
     uneven = 0.0 if p & (p - 1) == 0 else exchange(n) + combine(n)
     if name == "Barrier":
         return rounds * exchange(0)
     if name in ("Bcast", "Ibcast"):
-        return min(rounds * exchange(n), halving() + min(halving(), (p - 1) * to_neighbour(n / p)))
+        scattered = halving(to_neighbour)
+        return min(rounds * to_neighbour(n), scattered + min(halving(), (p - 1) * to_neighbour(n / p)))
     if name in ("Reduce", "Reduce_scatter"):
         scattered = uneven + halving() + halves_combined()
         if name != "Reduce":
             return min(scattered, (p - 1) * (to_neighbour(n / p) + combine(n / p)))
-        return min(rounds * (exchange(n) + combine(n)), scattered + halving())
+        return min(rounds * (to_neighbour(n) + combine(n)), scattered + halving(to_neighbour))
     if name == "Scan":
         return rounds * (exchange(n) + combine(n))
     if name in ("Allreduce", "Iallreduce"):
@@ -624,13 +655,13 @@ def collective_seconds(name: str, p: int, n: float, steps: StepCosts) -> float:
         ring = (p - 1) * (2 * to_neighbour(n / p) + combine(n / p))
         return min(doubling, halved, ring)
     if name == "Gather":
-        return doubling_parts()
+        return doubling_parts(to_neighbour)
     if name == "Scatter":
-        return halving()
+        return halving(to_neighbour)
     if name.startswith("Neighbor"):  # n: the bytes that a rank sends to all its neighbours
         return exchange(n)
     if name == "Alltoall":
-        return min(rounds * exchange(n / 2), (p - 1) * exchange(n / p))
+        return all_to_all()
     # Allgather, and calls in which every rank learns a little about every other (Split, Dup, windows …)
     return min(doubling_parts(), (p - 1) * to_neighbour(n))
 
@@ -1086,6 +1117,9 @@ class Wires:
         def to_neighbour(n: float) -> float:
             return between(n, min(own, uplink))
 
+        def shift(n: float, crossing: int) -> float:
+            return between(n, min(own, uplink / max(1, crossing)))
+
         def in_node(name: str, ranks: int, n: float) -> float:
             if ranks <= 1:
                 return 0.0
@@ -1113,7 +1147,7 @@ class Wires:
                 return found
         if nodes <= 1:
             return in_node(name, members, nbytes)
-        steps = StepCosts(between, combine, to_neighbour)
+        steps = StepCosts(between, combine, to_neighbour, shift if behind else None, behind)
         return _two_level(name, members, nodes, largest, nbytes, in_node, steps)
 
     def inside_costs(self, node: int, nbytes: int) -> tuple[Any, Any, list[float] | None]:
