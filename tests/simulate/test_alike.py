@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,12 @@ import pytest
 
 from paceline.config import Config
 from paceline.data import Dataset, load
+from paceline.record import Run
 from paceline.simulate import training
 from paceline.simulate.case import Workload
 from paceline.simulate.options import Options
-from paceline.simulate.training import Simulation
-from paceline.training.rank import Fitted
+from paceline.simulate.training import Simulation, simulate
+from paceline.training.rank import Fitted, Job
 from paceline.vmpi import Compute, Curves, Network, parse_network
 from paceline.vmpi.alike import NotAlike, Times, run_alike
 from tests.simulate.costs import COSTS, WORK
@@ -119,6 +121,45 @@ def test_ranks_that_differ_are_simulated_one_by_one(
     one, other = both(workload, strategy, 4)
     assert one == other
     assert not whole
+
+
+class Noted:
+    """Progress that is noted in a list."""
+
+    def __init__(self, into: list[Any], *given: Any) -> None:
+        self._into = into
+        into.append(given)
+
+    def step(self, step: int, loss: float) -> None:
+        self._into.append(step)
+
+    def epoch(self, epoch: Any) -> None:
+        self._into.append(epoch)
+
+    def close(self) -> None:
+        self._into.append("end")
+
+
+def test_record_is_that_of_ranks_simulated_one_by_one(tmp_path: Path, whole: list[list[range]]) -> None:
+    COSTS.save(tmp_path / "costs.json")
+    options = Options(network="10gbe", compute=False, machine=str(tmp_path / "costs.json"), jitter=0.2)
+    config = Config(data="iris", model="mlp:200", batch=50, epochs=2, strategy="sync:allreduce=native")
+
+    def record(name: str) -> tuple[list[Any], dict[str, Any], dict[str, Any], list[str]]:
+        """Return what a recorded run shows, its steps and its summary, and the files in its folder."""
+        shown: list[Any] = []
+        job = Job(config=config, runs=tmp_path, run_name=name)
+        fitted = simulate(job, 13, options, progress=lambda *given: Noted(shown, *given))
+        assert fitted.run is not None
+        run = Run(fitted.run)
+        steps = {column: repr(values.tolist()) for column, values in run.steps.items()}
+        return shown, steps, {**run.summary, "run": ""}, sorted(path.name for path in run.folder.iterdir())
+
+    one = record("one")
+    assert len(whole) == 2
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Simulation, "_find_groups", lambda self: [])
+        assert record("other") == one
 
 
 def pretend(function: Any, *groups: range, compute: Compute | None = None) -> list[Any]:

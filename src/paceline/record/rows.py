@@ -455,6 +455,26 @@ class Table(Mapping[str, Array]):
             shutil.rmtree(folder, ignore_errors=True)
 
 
+class WholeTable(Table):
+    """A table whose columns are in memory, already in the types of the file.
+
+    >>> WholeTable({"rank": np.array([0, 1], np.uint32), "step": np.array([7, 8])})["step"].tolist()
+    [7, 8]
+    """
+
+    def __init__(self, columns: Mapping[str, Array]) -> None:
+        super().__init__([], tuple(columns), types={name: column.dtype for name, column in columns.items()})
+        self._values = columns
+
+    @property
+    def rows(self) -> int:
+        return max(map(len, self._values.values()), default=0)
+
+    def chunks(self, name: str) -> Iterator[Array]:
+        """Return the column."""
+        return iter([self._values[name]])
+
+
 @dataclass(frozen=True, kw_only=True)
 class Spool:
     """The place where one rank's tables grow: a run's folder, a nameless file, or memory if there is no record.

@@ -74,10 +74,17 @@ class Epoch:
     """The user's own metrics on the validation samples, by name."""
 
 
+STEP_TYPES: dict[str, np.dtype[Any]] = {
+    **dict.fromkeys(("rank", *STEP_COLUMNS), np.dtype(np.float32)),
+    **dict.fromkeys(("rank", "step", "epoch", "count"), np.dtype(np.uint32)),
+    **dict.fromkeys(("loss", "start"), np.dtype(np.float64)),
+}
+"""The columns of steps.npz and their types."""
+
+
 def steps_table(logs: list[RowLog]) -> Table:
     """Return the columns of steps.npz, from the logs of all ranks."""
-    types = dict.fromkeys(("rank", "step", "epoch", "count"), np.uint32)
-    return Table(logs, ("rank", *STEP_COLUMNS), types={**types, "loss": np.float64, "start": np.float64})
+    return Table(logs, tuple(STEP_TYPES), types=STEP_TYPES)
 
 
 def write_table(path: Path, table: Mapping[str, NDArray[Any]]) -> None:

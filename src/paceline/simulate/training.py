@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -21,9 +22,11 @@ from paceline.files import read_json, read_text
 from paceline.launch import limit_threads, usable_cores
 from paceline.machine import Costs, Machine, costs_of, load_network, make_compute
 from paceline.models import Model
-from paceline.record import STEP_COLUMNS, Run, release
+from paceline.record import STEP_COLUMNS, Run, Table, release
 from paceline.record.checkpoint import latest
 from paceline.record.environment import environment
+from paceline.record.rows import WholeTable
+from paceline.record.writing import STEP_TYPES
 from paceline.simulate.model import PAYS, Costed, Pool, Room, copied, costed, kind_of, moved
 from paceline.simulate.options import Options
 from paceline.simulate.together import (
@@ -46,6 +49,7 @@ from paceline.training.rank import (
     add_waits,
     collect,
     common_rows,
+    gather_steps,
     sum_up,
     train_at,
 )
@@ -61,8 +65,9 @@ from paceline.worker import Resumption, Worker
 
 Array = NDArray[Any]
 Made = TypeVar("Made")
-# The most steps, of all ranks together, whose exchanges are remembered of ranks that are simulated as one.
-MOST_STEPS = 1 << 26
+EXCHANGE = STEP_COLUMNS.index("exchange")
+# The most steps, of all ranks together, that are remembered of ranks that are simulated as one: without a record, and with.
+MOST_STEPS, MOST_RECORDED = 1 << 26, 1 << 22
 log = logging.getLogger(__name__)
 # The settings that two jobs must share to have the same computing costs.
 SAME_WORK = ("data", "model", "dtype", "update", "strategy")
@@ -194,12 +199,9 @@ class Simulation:
     def run(self, faults: Any, progress: Show | None) -> Fitted:
         """Train on all ranks; return the results of rank 0."""
         job, compute = self.job, self._compute()
-        if not faults and progress is None and (groups := self._find_groups()):
+        if not faults and (groups := self._find_groups()):
             try:
-                return run_alike(
-                    lambda comm: train_at(SimulatedGroup(comm, self), job, None), groups,
-                    network=self.network, compute=compute, seed=job.config.seed, carries=carried,
-                )[0]  # fmt: skip
+                return self._run_alike(groups, compute, progress)
             except NotAlike as why:
                 log.debug("ranks are simulated one by one: %s", why)
 
@@ -245,24 +247,33 @@ class Simulation:
         strategy = self.parts.strategy
         return is_ours(strategy) and isinstance(strategy, Strategy) and not strategy.sends_messages()
 
+    def _run_alike(self, groups: list[range], compute: Compute, progress: Show | None) -> Fitted:
+        """Train on ranks that do the same, as one; raise NotAlike, with nothing written or shown, if they do not."""
+
+        def run(job: Job, progress: Show | None) -> Fitted:
+            return run_alike(
+                lambda comm: train_at(SimulatedGroup(comm, self), job, progress), groups,
+                network=self.network, compute=compute, seed=job.config.seed, carries=carried,
+            )[0]  # fmt: skip
+
+        if self.job.runs is None and progress is None:
+            return run(self.job, None)
+        run(replace(self.job, runs=None), None)  # which takes little time, and shows whether they do
+        return run(self.job, progress)
+
     def _find_groups(self) -> list[range]:
         """Return groups of ranks that do the same at every step; none if ranks may differ in more than their samples."""
         job, config, strategy, data = self.job, self.job.config, self.parts.strategy, self.parts.data
         if not self.time_only or self.ranks < 2 or self.options.rendezvous or not self._sends_no_messages():
             return []
-        if (
-            job.runs is not None
-            or job.trace
-            or job.safety.tolerate_failures
-            or config.reproducible is not None
-        ):
+        if job.trace or job.safety.tolerate_failures or job.resume is not None or config.replay is not None:
             return []
         assert isinstance(strategy, Strategy)
-        if not strategy.even_pieces() or hasattr(data.train, "order"):
+        if not strategy.even_pieces() or config.reproducible is not None or hasattr(data.train, "order"):
             return []
         batch, samples = batch_of(config, strategy, self.ranks), len(data.train)
         steps = config.draws or -(-samples // batch)
-        if config.epochs * steps * self.ranks > MOST_STEPS:
+        if config.epochs * steps * self.ranks > (MOST_STEPS if job.runs is None else MOST_RECORDED):
             return []
         # All of these are cut into pieces that differ by 1 at most, the larger ones first.
         cut = (batch, samples, samples % batch, steps, len(data.validation), len(data.test))
@@ -404,20 +415,40 @@ class Simulated:
     ) -> Collected:
         return collect(me, traffic, in_step=in_step, without_core=without_core)
 
+    def gather_steps(self, me: Worker, folder: Path) -> Table:
+        return gather_steps(me, folder)
+
 
 class SimulatedGroup(Simulated):
     """The environment of simulated ranks that do the same: see `paceline.vmpi.alike`."""
 
+    def folder(self, job: Job) -> Path | None:
+        return None if job.runs is None else super().folder(job)
+
     def follow(self, me: Worker, strategy: object, folder: Path | None) -> None:
         super().follow(me, strategy, folder)
-        pack, column = me.log.pack, STEP_COLUMNS.index("exchange")
-        self._spent: list[Array] = []  # by each rank, in the exchanges of each step
+        pack, wanted = me.log.pack, range(len(STEP_COLUMNS))
+        self._rows: list[dict[int, Array]] = []  # of each step, what every rank has in these columns
+        if folder is None:
+            wanted = range(EXCHANGE, EXCHANGE + 1)
+        else:
+            me.log.full = sys.maxsize  # whose rows are those of the first rank alone
 
         def keep(*row: Any) -> bytes:
-            self._spent.append(self._spread(row[column]))
+            self._rows.append({column: self._spread(row[column]) for column in wanted})
             return pack(*row)
 
         me.log.pack = keep
+
+    def gather_steps(self, me: Worker, folder: Path) -> Table:
+        groups = self.comm.share(self._rows)
+        if me.rank > 0:
+            return WholeTable({})
+        found = {"rank": np.repeat(np.arange(me.size), len(self._rows))}
+        for column, name in enumerate(STEP_COLUMNS):
+            of_groups = [np.column_stack([row[column] for row in rows]).ravel() for rows in groups if rows]
+            found[name] = np.concatenate([np.empty(0), *of_groups])
+        return WholeTable({name: found[name].astype(kind) for name, kind in STEP_TYPES.items()})
 
     def _spread(self, value: Any) -> Array:
         """Return a value of each rank, which may be the same for all of them."""
@@ -427,7 +458,7 @@ class SimulatedGroup(Simulated):
         log, seconds = me.log, me.watch.seconds
         values = (*(seconds[kind] for kind in KINDS), log.totals()["count"], *traffic, without_core)
         mine = np.column_stack([self._spread(value) for value in values]).astype(np.float64)
-        groups = self.comm.share((mine, (len(log), *log.first_span), self._spent))
+        groups = self.comm.share((mine, (len(log), *log.first_span), self._rows))
         by_rank = summary = np.empty((0, len(KINDS)))
         if me.rank == 0:
             rows = common_rows(np.array([span for _, span, _ in groups])) if in_step else 0
@@ -436,7 +467,7 @@ class SimulatedGroup(Simulated):
             def gather(start: int, stop: int) -> Array:
                 which = [first + stride * row for row in range(start, stop)]
                 return np.concatenate(
-                    [np.column_stack([spent[step] for step in which]) for *_, spent in groups]
+                    [np.column_stack([steps[step][EXCHANGE] for step in which]) for *_, steps in groups]
                 )
 
             waited = add_waits(me.size, len(log), rows, gather)

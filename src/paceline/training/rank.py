@@ -32,7 +32,7 @@ from paceline.launch import (
     threads_of_rank,
 )
 from paceline.models import Model, flat_buffers
-from paceline.record import STEP_COLUMNS, Epoch, Record, RowLog, Run, Spool, gather_rows, release
+from paceline.record import STEP_COLUMNS, Epoch, Record, RowLog, Run, Spool, Table, gather_rows, release
 from paceline.record.checkpoint import latest
 from paceline.record.environment import (
     describe_other_programs,
@@ -232,6 +232,11 @@ def waiting(log: RowLog, control: Control, rows: int) -> Array:
     return add_waits(control.size, len(log), rows, gather)[: None if control.rank == 0 else 0]
 
 
+def gather_steps(me: Worker, folder: Path) -> Table:
+    """Return the steps of all ranks on rank 0, and none elsewhere. Collective."""
+    return steps_table(gather_rows(me.log, me.control, folder, "steps"))
+
+
 def add_waits(ranks: int, steps: int, rows: int, gather: Callable[[int, int], Array]) -> Array:
     """Return the seconds that each of `ranks` ranks waited in `steps` steps, of which the first `rows` are known.
 
@@ -333,6 +338,10 @@ class RankEnvironment(Protocol):
         """Compute the totals of the run: see `collect`. Collective."""
         ...
 
+    def gather_steps(self, me: Worker, folder: Path) -> Table:
+        """Return the steps of all ranks on rank 0, for the record in this folder. Collective."""
+        ...
+
 
 class Process:
     """A rank in its own process: it prepares everything itself, and all ranks check that they agree."""
@@ -420,6 +429,9 @@ class Process:
         self, me: Worker, traffic: tuple[int, int], *, in_step: bool, without_core: float
     ) -> Collected:
         return collect(me, traffic, in_step=in_step, without_core=without_core)
+
+    def gather_steps(self, me: Worker, folder: Path) -> Table:
+        return gather_steps(me, folder)
 
     def without(self, comm: Any, dead: Collection[int]) -> Process:
         """Return the environment of this rank among the survivors."""
@@ -591,7 +603,7 @@ def train_at(place: RankEnvironment, job: Job, progress: Show | None) -> Fitted:
         _keep(me, events)
     table = None
     if folder is not None:
-        table = steps_table(gather_rows(me.log, me.control, folder, "steps"))
+        table = place.gather_steps(me, folder)
         if table.missing:
             me.remarks.append(
                 f"steps.npz lacks {table.missing:,} steps, which could not be written during the run"
