@@ -93,10 +93,10 @@ def overlap_on_nodes(comm: Any, layouts: list[list[int]]) -> None:
         there.Free()
 
 
-def compressed(comm: Any, layouts: list[list[int] | None]) -> list[list[float]]:
+def compressed(comm: Any, layouts: list[list[int] | None], steps: int = 40) -> list[list[float]]:
     """Errors of the sum of all steps, for every compression, and what is sent; every rank has the same x."""
     ranks = comm.Get_size()
-    gradients = np.random.default_rng(3).standard_normal((40, ranks, sum(LENGTHS))).astype(np.float32)
+    gradients = np.random.default_rng(3).standard_normal((steps, ranks, sum(LENGTHS))).astype(np.float32)
     gradients += (
         np.random.default_rng(4).standard_normal(sum(LENGTHS)).astype(np.float32)
     )  # a direction in common

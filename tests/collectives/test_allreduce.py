@@ -23,6 +23,7 @@ def test_naive_adds_in_rank_order() -> None:
     on_ranks("tests.collectives.cases:rank_order", 9)
 
 
+@pytest.mark.once
 def test_messages_and_bytes_equal_the_formulas() -> None:
     on_ranks("tests.collectives.cases:counted", 9)
 

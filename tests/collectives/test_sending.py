@@ -50,7 +50,7 @@ def test_nothing_is_lost_that_is_not_sent(compress: str) -> None:
 def test_with_mpi() -> None:
     on_ranks("tests.collectives.sendings:overlap", 3)
     on_ranks("tests.collectives.sendings:overlap_on_nodes", 3, layouts=LAYOUTS[3])
-    on_ranks("tests.collectives.sendings:compressed", 3, layouts=[None, *LAYOUTS[3]])
+    on_ranks("tests.collectives.sendings:compressed", 3, layouts=[None, *LAYOUTS[3]], steps=4)
 
 
 def test_messages_travel_while_a_rank_computes() -> None:
