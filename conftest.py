@@ -17,8 +17,8 @@ hypothesis.settings.register_profile("same", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("same")
 
 # Folders whose tests run in one process: those of starting jobs, which look at idle cores and at processes that are left
-# over, and those of reports, whose runs take long to make.
-TOGETHER = ("tests/launch/", "tests/report/")
+# over, those of reports, whose runs take long to make, and those whose ranks stay from case to case and import torch once.
+TOGETHER = ("tests/launch/", "tests/strategies/", "tests/report/", "tests/collectives/")
 
 
 def pytest_configure() -> None:
@@ -47,8 +47,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if hasattr(module, "STARTS_RANKS") or (hasattr(module, "on_ranks") and _uses_mpi(item)):
             item.add_marker("mpi")
     if "PYTEST_XDIST_WORKER" in os.environ:
+        groups = {folder: number for number, folder in enumerate(TOGETHER)}
         items.sort(
-            key=lambda item: (not item.nodeid.startswith(TOGETHER), not item.get_closest_marker("mpi"))
+            key=lambda item: (
+                groups.get("/".join(item.nodeid.split("/")[:2]) + "/", len(TOGETHER)),
+                not item.get_closest_marker("mpi"),
+            )
         )
 
 
@@ -71,10 +75,17 @@ def _uses_mpi(item: pytest.Item) -> bool:
     return False
 
 
+def pytest_collectstart(collector: pytest.Collector) -> None:
+    """Collect no garbage until all tests are collected: what is made for that is kept."""
+    if isinstance(collector, pytest.Session):
+        gc.disable()
+
+
 def pytest_collection_finish() -> None:
     """Leave what is there by now, all modules and tests, out of every later garbage collection."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)
