@@ -67,16 +67,17 @@ def rest(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir() if not (path / "summary.json").exists()}
 
 
-def processes(text: str) -> list[int]:
-    """Living processes with this in their command line, this one left out."""
+def processes(text: str, cwd: Path | None = None) -> list[int]:
+    """Living processes with this in their command line, and in this folder, this one left out."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
             try:
                 line, state = (entry / "cmdline").read_bytes(), (entry / "stat").read_bytes()
+                elsewhere = cwd is not None and (entry / "cwd").readlink() != cwd
             except OSError:
                 continue
-            if text.encode() in line and state.rpartition(b") ")[2][:1] != b"Z":
+            if text.encode() in line and not elsewhere and state.rpartition(b") ")[2][:1] != b"Z":
                 found.append(int(entry.name))
     return found
 
