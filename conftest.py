@@ -30,8 +30,8 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     # Tests start hundreds of processes: with this variable each of them would compile the whole package again.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    # Before anything imports NumPy. Where other tests keep the cores busy, threads of BLAS wait for each other in a loop: 600
-    # steps of a small network took 40 s with two threads, and 1 s with one.
+    # Before anything imports NumPy. Where other tests keep the cores busy, threads of BLAS wait for each other in a
+    # loop: 600 steps of a small network took 40 s with two threads, and 1 s with one.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     # Before anything imports torch. With more threads than idle cores, as here, a small network takes ten times as long
     # if threads wait for each other in a loop.
