@@ -7,12 +7,15 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 
+from paceline import vmpi
 from paceline.errors import UsageError
 from paceline.machine import Machine, load_network
-from paceline.vmpi import Curves, Link
+from paceline.vmpi import MPI, Curves, Link
 from paceline.vmpi.network import (
     Hop,
     Network,
@@ -470,31 +473,120 @@ def test_connection_of_two_ranks_carries_one_message_at_a_time() -> None:
     assert wires.fetch(2, 1, 160, 100.0) == (100 + 10 + 8 + 40, 1.0, 100 + 10 + 40)
 
 
+def _arrivals(wires: Wires, *pairs: tuple[int, int], nbytes: int) -> list[float]:
+    """Return when messages that are sent at once arrive, when all of them are known."""
+    flows = []
+    for source, dest in pairs:
+        wires.send(source, dest, nbytes, 0.0, True)
+        assert wires.flow is not None
+        flows.append(wires.flow)
+    return [flow.arrives() for flow in flows]
+
+
 @pytest.mark.parametrize("to_one", [False, True])
-def test_connections_pass_a_card_at_the_same_time_until_it_is_full(to_one: bool) -> None:
-    # A card of 16 bytes a second carries four connections of 4: messages of 160 bytes take 40, those of the next four too.
-    wires = _network(eager_limit=1000, stream=4.0).wires(9)
-    ends = [wires.send(*((rank, 0) if to_one else (0, rank)), 160, 0.0, True)[1] for rank in range(1, 9)]
-    assert ends == [1 + 8 + 40] * 4 + [1 + 40 + 8 + 40] * 4
+def test_connections_share_a_card_in_equal_parts(to_one: bool) -> None:
+    pairs = [(rank, 0) if to_one else (0, rank) for rank in range(1, 9)]
+    # A card of 16 bytes a second carries four connections of 4: messages of 160 bytes take 40.
+    few = _network(eager_limit=1000, stream=4.0).wires(9)
+    assert _arrivals(few, *pairs[:4], nbytes=160) == [1 + 8 + 40] * 4
+    # Of eight each has 2, and of three that could have 6 each 5 1/3.
+    assert _arrivals(_network(eager_limit=1000, stream=4.0).wires(9), *pairs, nbytes=160) == [1 + 8 + 80] * 8
+    some = _network(eager_limit=1000, stream=6.0).wires(9)
+    assert _arrivals(some, *pairs[:3], nbytes=96) == [pytest.approx(1 + 8 + 96 / (16 / 3))] * 3
 
 
-def test_connection_takes_what_others_leave_of_a_card() -> None:
-    # Two connections of 6 leave 4 of 16 bytes a second: 64 of 96 bytes pass in their 16 seconds, and 32 at 6 afterwards.
-    wires = _network(eager_limit=1000, stream=6.0).wires(5)
-    ends = [wires.send(0, rank, 96, 0.0, True)[1] for rank in (1, 2, 3)]
-    assert ends == [1 + 8 + 16, 1 + 8 + 16, pytest.approx(1 + 8 + 16 + 32 / 6)]
-    # And one more the 10 that the third leaves from then on.
-    assert wires.send(0, 4, 96, 0.0, True)[1] == 1 + 16 + 8 + 16
+def test_messages_of_different_lengths_share_a_card() -> None:
+    wires = _network(eager_limit=1000, stream=8.0).wires(5)
+    flows = []
+    for dest, nbytes in ((1, 40), (2, 80), (3, 120), (4, 160)):
+        wires.send(0, dest, nbytes, 0.0, True)
+        flows.append(wires.flow)
+    # All at 4 until the first is through after 10, at 16/3 until the second is after 7.5, then at 8 for 5 and for 10.
+    ends = [9 + 10, 9 + 17.5, 9 + 22.5, 9 + 27.5]
+    assert [flow and flow.arrives() for flow in flows] == pytest.approx(ends)
+
+
+def test_later_message_slows_down_those_on_their_way() -> None:
+    wires = _network(eager_limit=1000, stream=16.0 / 1.5).wires(3)
+    assert wires.send(0, 1, 160, 0.0, True)[1] == 1 + 8 + 15
+    first = wires.flow
+    wires.send(0, 2, 160, 9.0, True)  # 9 seconds after the first, which has 64 bytes left: 8 for each
+    assert first is not None
+    assert first.arrives() == pytest.approx(1 + 8 + 9 + 64 / 8)
+    assert wires.flow is not None
+    assert wires.flow.arrives() == pytest.approx(10 + 8 + 8 + 96 / (16.0 / 1.5))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_is_known_of_connections_comes_true(seed: int) -> None:
+    draw, now, flows = random.Random(seed), 0.0, []
+    wires = _network(eager_limit=10**6, stream=5.0, latency=2.0).wires(6)
+    for _ in range(40):
+        now += draw.choice([0.0, 0.0, 1.0, 7.0])
+        source, dest = draw.sample(range(4), 2)
+        if draw.random() < 0.5:
+            wires.send(source, dest, draw.randrange(1, 400), now, True)
+        else:
+            wires.fetch(source, dest, draw.randrange(1, 400), now)
+        assert wires.flow is not None
+        flows.append(wires.flow)
+    known = [flow.leaves() for flow in flows]
+    for dest in range(4):  # much later: all of them are through
+        wires.send(dest, (dest + 1) % 4, 1, 1e6, True)
+    assert all(len(flow.ends) == 2 for flow in flows)
+    assert [flow.leaves() for flow in flows] == pytest.approx(known)
+    # No connection was faster than it can be, and no card either.
+    for flow in flows:
+        assert flow.leaves() - flow.start >= flow.nbytes / 5.0 * (1 - 1e-9)
+    for card in range(4):
+        mine = [flow for flow in flows if flow.connection[0] == card]
+        busy = max(flow.leaves() for flow in mine) - min(flow.start for flow in mine)
+        assert sum(flow.nbytes for flow in mine) <= 16.0 * busy * (1 + 1e-9)
 
 
 def test_connections_share_an_uplink() -> None:
-    # An uplink of 2 x 16 / 4 = 8 bytes a second carries two connections of 4.
-    wires = _network(nodes_per_switch=2, oversubscription=4.0, eager_limit=1000, stream=4.0).wires(6)
-    assert [wires.send(*pair, 160, 0.0, True)[1] for pair in ((0, 2), (1, 3))] == [1 + 8 + 40] * 2
-    assert wires.send(0, 3, 160, 0.0, True)[1] == 1 + 40 + 8 + 40
-    assert (
-        wires.send(0, 1, 160, 0.0, True)[1] == 1 + 8 + 40
-    )  # behind the same switch: only its card, which has 8 left
+    # An uplink of 2 x 16 / 4 = 8 bytes a second carries two connections of 4; of three each has 8/3.
+    network = _network(nodes_per_switch=2, oversubscription=4.0, eager_limit=1000, stream=4.0)
+    assert _arrivals(network.wires(6), (0, 2), (1, 3), (2, 3), nbytes=160) == [1 + 8 + 40] * 3
+    ends = _arrivals(network.wires(6), (0, 2), (1, 3), (0, 3), nbytes=160)
+    assert ends == [pytest.approx(1 + 8 + 60)] * 3
+
+
+def test_ranks_receive_when_connections_have_shared_the_card() -> None:
+    def program(comm: Any, count: int, nbytes: int) -> float:
+        buffer = np.zeros(nbytes, np.uint8)
+        if comm.Get_rank() == 0:
+            MPI.Request.Waitall([comm.Isend(buffer, dest) for dest in range(1, count + 1)])
+        elif comm.Get_rank() <= count:
+            comm.Recv(buffer, 0)
+        return float(comm.Wtime())
+
+    def last(count: int, nbytes: int, limit: int) -> float:
+        network = _network(stream=4.0, eager_limit=limit)
+        return max(vmpi.run(program, count, nbytes, ranks=9, network=network).values)
+
+    for limit in (0, 10**6):
+        alone = last(1, 16_000, limit)
+        assert last(4, 16_000, limit) == pytest.approx(alone, rel=0.01)
+        assert last(8, 16_000, limit) == pytest.approx(2 * alone, rel=0.02)
+
+
+def test_messages_of_a_connection_keep_their_order() -> None:
+    def program(comm: Any) -> list[int]:
+        rank, size, found = comm.Get_rank(), comm.Get_size(), []
+        if rank == 0:  # short and long, announced and not, to all others
+            sizes = [4000, 1, 3000, 70_000, 2, 50]
+            data = [np.full(count, place, np.uint8) for place, count in enumerate(sizes)]
+            MPI.Request.Waitall([comm.Isend(one, dest) for one in data for dest in range(1, size)])
+        else:
+            for _ in range(6):
+                buffer = np.zeros(70_000, np.uint8)
+                comm.Recv(buffer, MPI.ANY_SOURCE)
+                found.append(int(buffer[0]))
+        return found
+
+    values = vmpi.run(program, ranks=6, network="25gbe:stream=100MB/s,eager-limit=3500B", strict=False).values
+    assert values[1:] == [list(range(6))] * 5
 
 
 def test_connections_wait_for_collectives_and_collectives_for_them() -> None:

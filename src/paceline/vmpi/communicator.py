@@ -37,6 +37,7 @@ from paceline.vmpi.handles import (
 )
 from paceline.vmpi.kernel import (
     NO_QUEUE,
+    InFlight,
     Message,
     first_unexpected,
     match,
@@ -640,7 +641,14 @@ class PointToPoint(Probing):
             latest[other] = arrives
         if kernel.faults is not None and kernel.faults.intercept(self, message, other, arrives):
             return message
-        heappush(receiver.inbox, (arrives, next(kernel.sequence), message))
+        thing: Any = message
+        if kernel.revises and me.node != receiver.node:
+            flow, order = wires.flow, kernel.in_flight
+            thing = InFlight(
+                message, arrives, None if flow is None else flow.arrives, order.get((me.number, other))
+            )
+            order[me.number, other] = thing
+        heappush(receiver.inbox, (arrives, next(kernel.sequence), thing))
         if receiver.waiting and arrives < receiver.wake:  # `kernel.schedule`, inlined
             receiver.wake = arrives
             receiver.version = version = receiver.version + 1

@@ -50,6 +50,8 @@ from paceline.vmpi.requests import ReceiveRequest, Request
 POLLS_BEFORE_CHECK = 20_000
 # A time, and a tie, before all others.
 AT_ONCE = -1.0
+# Of a time, what is lost by rounding when it is computed in another order.
+ROUNDING = 1e-12
 
 
 class Rank:
@@ -166,6 +168,10 @@ class Kernel:
         """True if collectives may be evaluated for all ranks at once: see `paceline.vmpi.rounds`."""
         self.collectives_only = False
         """True if the ranks send no messages except in collectives that all of them call."""
+        self.revises = False
+        """True if messages that are sent later may slow down those on their way."""
+        self.in_flight: dict[tuple[int, int], InFlight] = {}
+        """Then: the last message from one rank to another."""
         self.gathering: Any = None
         """The collective that holds ranks until all have called it (`paceline.vmpi.rounds.Gathering`)."""
         self.evaluated = 0
@@ -494,7 +500,7 @@ class Message(Request):
         kernel = self.rank.kernel
         receiver = kernel.ranks[kernel.states[self.context].peer(self.rank.number, self.dest)]
         queue = receiver.unexpected.get(self.to, ())
-        held = [entry for entry in receiver.inbox if entry[2] is not self]
+        held = [entry for entry in receiver.inbox if self not in (entry[2], getattr(entry[2], "thing", None))]
         if self in queue:
             queue.remove(self)
         elif len(held) < len(receiver.inbox):
@@ -635,17 +641,53 @@ def match(rank: Any, receive: ReceiveRequest, message: Message) -> None:
         receive.deliver(data, length, message.source, message.tag)
         return
     sender = message.sender
-    if kernel.wires.contended(sender.number, rank.number):
+    contended = kernel.wires.contended(sender.number, rank.number)
+    if contended:
         kernel.let_earlier_go(rank)  # a network card is shared in the order of time
     if data.__class__ is memoryview:
         data = data.tobytes()
     arrives, taking, released = kernel.wires.fetch(sender.number, rank.number, message.nbytes, rank.t)
-    kernel.schedule(sender, released, _Released(message))
+    gone: Any = _Released(message)
+    flow = kernel.wires.flow if kernel.revises and contended else None
+    if flow is not None:
+        gone = InFlight(gone, released, flow.leaves)
+    kernel.schedule(sender, released, gone)
     if arrives <= rank.t:
         rank.t += taking
         receive.deliver(data, length, message.source, message.tag)
-    else:
-        kernel.schedule(rank, arrives, Data(receive, message, data, length, taking))
+        return
+    coming: Any = Data(receive, message, data, length, taking)
+    if flow is not None:
+        coming = InFlight(coming, arrives, flow.arrives)
+    kernel.schedule(rank, arrives, coming)
+
+
+class InFlight:
+    """Something on its way over a connection that others may slow down: looked at again when it should be there.
+
+    `find`: returns when it arrives, as far as is known. `before`: what was sent before, from the same rank to the same
+    rank, and must arrive before.
+    """
+
+    __slots__ = ("at", "before", "find", "thing")
+
+    def __init__(
+        self, thing: Any, at: float, find: Callable[[], float] | None, before: InFlight | None = None
+    ) -> None:
+        self.thing: Any = thing
+        self.at, self.find, self.before = at, find, before
+
+    def arrive(self, rank: Any) -> None:
+        due = self.at if self.find is None else self.find()
+        before = self.before
+        if before is not None and before.thing is None:
+            before = self.before = None
+        if before is not None or due > self.at * (1 + ROUNDING):
+            self.at = max(due, self.at, 0.0 if before is None else before.at)
+            rank.kernel.schedule(rank, self.at, self)
+            return
+        thing, self.thing, self.find = self.thing, None, None
+        thing.arrive(rank)
 
 
 class _Released:

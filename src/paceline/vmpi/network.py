@@ -2,8 +2,8 @@
 
     between nodes     o + L + n/B + o: each end's own time, the latency, and the bytes through the cards
     one card per node in each direction one message at a time, of any rank of the node
-    one connection    where that carries less than a card, messages to different ranks pass at the same time: each at the
-                      rate of a connection, or at what those before it leave of cards and uplinks
+    one connection    where that carries less than a card, messages to different ranks pass cards and uplinks at the same
+                      time, in equal shares, each at the rate of a connection at most
     above the limit   announced first (o + L), requested by the receiver (L + o), then as above
     several cards     rank i of a node uses card i mod c
     behind switches   a message to a node of another switch also passes the uplink of each switch, shared by its nodes:
@@ -20,11 +20,12 @@ from __future__ import annotations
 
 import math
 import random
-from bisect import bisect_left, bisect_right
+from bisect import insort
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cache
+from functools import cache, partial
+from itertools import count as count_up
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -730,7 +731,6 @@ PIECE = 1 << 16  # bytes that are copied at a time
 SHARING = 1 << 14  # bytes from which a copy takes longer when other ranks copy at the same time
 WINDOW = 3  # a copy counts as concurrent for this many times its length after its end
 MOST_TAKERS = 256
-RESIDUE = 1e-9  # of a connection's rate, what is left by rounding and not used
 
 
 class _Place(NamedTuple):
@@ -778,11 +778,14 @@ class Wires:
         self.needs_calls = network.needs_calls
         self.latency, self.overhead = network.latency, network.overhead
         self.per_byte, self.per_copied = 1 / network.bandwidth, 1 / network.copy_bandwidth
-        self._streamed = network.stream < network.bandwidth
+        self.streamed = network.stream < network.bandwidth
         """True if the connection of two ranks carries less than a card."""
-        # Then: until when each connection is busy, and how much of the cards and uplinks is in use, by kind and number.
-        self._streams: dict[tuple[int, int], float] = {}
-        self._rates: dict[tuple[str, int], _Rates] = {}
+        self.flow: Flow | None = None
+        """Then: the last message that was sent between nodes, if that was no announcement."""
+        self.revised = False
+        """True if arrival times may be those of messages that nothing slows down: `flow` is asked when they have come."""
+        self._flows = count_up()
+        self._shares: dict[tuple[str, int], _Shared] = {}  # cards and uplinks, by kind and number
         self.limit, self.limit_inside = network.eager_limit, node.eager_limit
         count = network.nodes(ranks) if ranks else 0
         self._on_node = [0] * count
@@ -842,7 +845,7 @@ class Wires:
     def has_own_cards(self) -> bool:
         """True if each rank has a node and a card for itself, and nothing else delays a message."""
         alone = len(self._on_node) == len(self._card) and self._card == list(range(len(self._card)))
-        return alone and not self._sigma and not self._streamed and len(self._up) == 1
+        return alone and not self._sigma and not self.streamed and len(self._up) == 1
 
     @property
     def directions(self) -> tuple[tuple[list[float], Gaps], tuple[list[float], Gaps]]:
@@ -880,13 +883,16 @@ class Wires:
             return free, free + flight, taking
         latency = self.latency * self._draw(0.0, self._sigma) if self._sigma else self.latency
         if not eager:
+            self.flow = None
             free = now + self.overhead
             return free, free + latency, 0.0
         copying, first, passing = self._parts(nbytes)
         ready = now + self.overhead + first
-        if self._streamed:
+        if self.streamed:
             leaves, passing = self._pass_streamed(source, dest, ready, nbytes, latency, now)
             there = leaves + latency
+            assert self.flow is not None
+            self.flow.finish = partial(_arrival, leaves, latency, first, copying)
         else:
             # Through both cards at once, if they are free: the first byte arrives after the latency.
             leaves = _reserve(self._out, self._gaps_out, self._card[source], ready, passing, now, False)
@@ -914,9 +920,11 @@ class Wires:
         latency = self.latency * self._draw(0.0, self._sigma) if self._sigma else self.latency
         copying, first, passing = self._parts(nbytes)
         ready = now + self.overhead + latency + self.overhead + first  # the request has reached the sender
-        if self._streamed:
+        if self.streamed:
             leaves, passing = self._pass_streamed(source, dest, ready, nbytes, latency, now)
             there = leaves + latency
+            assert self.flow is not None
+            self.flow.finish = partial(_arrival, leaves, latency, first, copying)
         else:
             leaves = _reserve(self._out, self._gaps_out, self._card[source], ready, passing, now, True)
             if self._switch[source] != self._switch[dest]:
@@ -928,38 +936,35 @@ class Wires:
     def _pass_streamed(
         self, source: int, dest: int, ready: float, nbytes: int, latency: float, now: float
     ) -> tuple[float, float]:
-        """Reserve cards and uplinks for a message of a connection that carries less than a card.
+        """Let a message pass on a connection that carries less than a card; set `flow`.
 
-        Return when its first byte leaves, and the seconds until the last one does. A connection carries one message after
-        the other; messages of other connections pass at the same time, as far as cards and uplinks are not full.
+        Return when its first byte leaves, and the seconds until the last one does as far as is known now.
         """
-        network, out, into = self._network, self._card[source], self._card[dest]
-        up, down = self._switch[source], self._switch[dest]
-        begin = max(
-            ready, self._streams.get((source, dest), 0.0), self._held[out], self._held[into] - latency
-        )
-        used = [(self._rate_of("out", out), 0.0), (self._rate_of("in", into), latency)]
-        if up != down:
-            begin = max(begin, self._held_up[up], self._held_up[down])
-            used += [(self._rate_of("up", up), 0.0), (self._rate_of("down", down), 0.0)]
-        spans = _share(used, begin, nbytes, network.stream, now)
-        leaves, end = (spans[0][0], spans[-1][1]) if spans else (begin, begin)
-        self._streams[source, dest] = end
+        out, into, up, down = self._card[source], self._card[dest], self._switch[source], self._switch[dest]
+        crosses = up != down
+        start = max(ready, self._held[out], self._held[into] - latency)
+        if crosses:
+            start = max(start, self._held_up[up], self._held_up[down])
+        self.flow = flow = Flow(next(self._flows), (source, dest), nbytes, start)
+        flow.pass_through(self._share_of("out", out), 0.0, now)
+        flow.pass_through(self._share_of("in", into), latency, now)
+        if crosses:
+            flow.pass_through(self._share_of("up", up), 0.0, now)
+            flow.pass_through(self._share_of("down", down), 0.0, now)
         # Collectives wait until a card would have let all bytes pass one after the other.
         passing, crossing = nbytes * self.per_byte, nbytes * self._per_byte_up
-        for free, place, seconds in (
-            (self._out, out, passing), (self._in, into, passing), (self._up, up, crossing), (self._down, down, crossing)
-        ):  # fmt: skip
-            if up != down or seconds is passing:
-                free[place] = max(free[place], ready) + seconds
-        return leaves, end - leaves
+        for free, place in ((self._out, out), (self._in, into)):
+            free[place] = max(free[place], ready) + passing
+        for free, place in ((self._up, up), (self._down, down)) if crosses else ():
+            free[place] = max(free[place], ready) + crossing
+        return start, nbytes / self._network.stream if self.revised else flow.leaves() - start
 
-    def _rate_of(self, kind: str, number: int) -> _Rates:
-        found = self._rates.get((kind, number))
+    def _share_of(self, kind: str, number: int) -> _Shared:
+        found = self._shares.get((kind, number))
         if found is None:
             network = self._network
             full = network.bandwidth if kind in ("out", "in") else network.uplink
-            found = self._rates[kind, number] = _Rates(full)
+            found = self._shares[kind, number] = _Shared(full, network.stream)
         return found
 
     def _pass_uplinks(
@@ -1177,80 +1182,131 @@ class Wires:
         return found
 
 
+def _arrival(start: float, latency: float, first: float, copying: float, end: float) -> float:
+    """Return when a message arrives whose bytes leave from `start` to `end`."""
+    return start + latency + first + max(0.0, (end - start) - copying)
+
+
 def _within(curves: Curves, amount: float, ranks: int) -> float:
     """Return the value of curves for an amount, beyond the last one the last value."""
     return curves.at(min(amount, max(table[-1][0] for table in curves.tables.values())), ranks)
 
 
-class _Rates:
-    """How much of a card's or an uplink's rate is in use, from one time to the next.
+class _Shared:
+    """A card or an uplink that connections share equally, each at the rate of a connection at most.
 
-    >>> rates = _Rates(10.0)
-    >>> rates.use(1.0, 3.0, 4.0)
-    >>> rates.left(0.0), rates.left(2.0), rates.left(3.0)
-    ((10.0, 1.0), (6.0, 3.0), (10.0, inf))
+    Every connection in use has had the same bytes since it began (`_served`), so that a message is through when that has
+    grown by its length. A connection carries its messages one after the other.
     """
 
-    __slots__ = ("_times", "_used", "full")
+    __slots__ = ("_active", "_full", "_most", "_pending", "_served", "_targets", "_time")
 
-    def __init__(self, full: float) -> None:
-        self.full = full
-        self._times, self._used = [-math.inf], [0.0]
+    def __init__(self, full: float, most: float) -> None:
+        self._full, self._most = full, most
+        self._time, self._served = 0.0, 0.0
+        self._pending: list[tuple[float, int, Flow]] = []  # that begin later, by time
+        self._targets: list[tuple[float, int, Flow]] = []  # on their way, by what must have been served
+        self._active: dict[
+            tuple[int, int], tuple[int, float]
+        ] = {}  # messages of a connection, and the last target
 
-    def left(self, time: float) -> tuple[float, float]:
-        """Return the rate that is not in use at a time, and until when that is so."""
-        place = bisect_right(self._times, time)
-        until = self._times[place] if place < len(self._times) else math.inf
-        return self.full - self._used[place - 1], until
+    def add(self, flow: Flow, start: float, now: float) -> None:
+        """Let a message pass from `start` on."""
+        self._advance(now)
+        insort(self._pending, (start, flow.number, flow))
 
-    def use(self, start: float, stop: float, rate: float) -> None:
-        """Use a rate for some time."""
-        first, last = self._cut(start), self._cut(stop)
-        for place in range(first, last):
-            self._used[place] += rate
+    def end_of(self, wanted: Flow) -> float:
+        """Return when the last byte of a message passes, as far as is known now."""
+        pending, targets, ends = self._pending, self._targets, dict[tuple[int, int], float]()
+        time, served, using, begun = self._time, self._served, len(self._active), 0
+        for connection, (_, last) in self._active.items() if pending else ():
+            ends[connection] = last  # of its last message
+        place = 0
+        while True:
+            begins = pending[begun][0] if begun < len(pending) else math.inf
+            rate = min(self._most, self._full / max(1, using))
+            through = time + (targets[place][0] - served) / rate if place < len(targets) else math.inf
+            if through <= begins:
+                time, (served, number, flow) = through, targets[place]
+                if number == wanted.number:
+                    return time
+                place += 1
+                connection = flow.connection
+                if served == (ends[connection] if ends else self._active[connection][1]):
+                    ends.pop(connection, None)
+                    using -= 1
+                continue
+            begins = max(begins, time)
+            served += rate * (begins - time) if using else 0.0
+            time, (_, number, flow) = begins, pending[begun]
+            begun += 1
+            if targets is self._targets:
+                targets = targets[place:]
+                place = 0
+            using += flow.connection not in ends
+            ends[flow.connection] = last = ends.get(flow.connection, served) + flow.nbytes
+            insort(targets, (last, number, flow), lo=place)
 
-    def _cut(self, time: float) -> int:
-        """Return the place of the span that begins at a time."""
-        place = bisect_left(self._times, time)
-        if place == len(self._times) or self._times[place] != time:
-            self._times.insert(place, time)
-            self._used.insert(place, self._used[place - 1])
-        return place
+    def _advance(self, now: float) -> None:
+        """Let time pass."""
+        pending, targets, active = self._pending, self._targets, self._active
+        while pending or targets:
+            begins = pending[0][0] if pending else math.inf
+            through, rate = math.inf, 0.0
+            if targets:
+                rate = min(self._most, self._full / len(active))
+                through = self._time + (targets[0][0] - self._served) / rate
+            if min(begins, through) > now:
+                break
+            if through <= begins:
+                self._time, (self._served, _, flow) = through, targets.pop(0)
+                messages, last = active.pop(flow.connection)
+                if messages > 1:
+                    active[flow.connection] = (messages - 1, last)
+                flow.ends[self] = through
+                continue
+            begins = max(begins, self._time)
+            self._served = self._served + rate * (begins - self._time) if targets else 0.0
+            self._time = begins
+            _, number, flow = pending.pop(0)
+            messages, last = active.get(flow.connection, (0, self._served))
+            active[flow.connection] = (messages + 1, last + flow.nbytes)
+            insort(targets, (last + flow.nbytes, number, flow))
+        if now > self._time:
+            if targets:
+                self._served += min(self._most, self._full / len(active)) * (now - self._time)
+            self._time = now
 
-    def forget(self, now: float) -> None:
-        """Forget what is over."""
-        over = bisect_right(self._times, now) - 1
-        if over > 0:
-            del self._times[:over], self._used[:over]
 
+class Flow:
+    """A message on a connection that is slower than a card: when it arrives depends on others that come later."""
 
-def _share(
-    used: Sequence[tuple[_Rates, float]], begin: float, nbytes: float, most: float, now: float
-) -> list[tuple[float, float, float]]:
-    """Let bytes pass from `begin` on, at `most` or at what is left of all of these rates; return (start, stop, rate).
+    __slots__ = ("_passes", "connection", "ends", "finish", "nbytes", "number", "start")
 
-    used: the rates, and how much later than at the first one the bytes pass there.
-    """
-    spans: list[tuple[float, float, float]] = []
-    for rates, _ in used:
-        rates.forget(now)
-    time, left = begin, float(nbytes)
-    while left > 0:
-        rate, until = most, math.inf
-        for rates, later in used:
-            free, end = rates.left(time + later)
-            rate, until = min(rate, free), min(until, end - later)
-        if until <= time:  # the next span begins here, but for the last bit of a sum
-            until = time + max(math.ulp(time + later) for _, later in used)
-        if rate > RESIDUE * most:
-            stop = min(time + left / rate, until)
-            spans.append((time, stop, rate))
-            left = left - rate * (stop - time) if stop == until < time + left / rate else 0.0
-        time = until
-    for start, stop, rate in spans:
-        for rates, later in used:
-            rates.use(start + later, stop + later, rate)
-    return spans
+    def __init__(self, number: int, connection: tuple[int, int], nbytes: int, start: float) -> None:
+        self.number, self.connection, self.nbytes, self.start = number, connection, nbytes, start
+        self.ends: dict[_Shared, float] = {}
+        """When its last byte has passed a card or an uplink."""
+        self.finish: Callable[[float], float] = float
+        """When it arrives, by the time at which its last byte leaves."""
+        self._passes: list[tuple[_Shared, float]] = []
+
+    def pass_through(self, shared: _Shared, later: float, now: float) -> None:
+        """Let it pass a card or an uplink, which its bytes reach some time after they leave."""
+        shared.add(self, self.start + later, now)
+        self._passes.append((shared, later))
+
+    def leaves(self) -> float:
+        """Return when its last byte leaves, as far as is known now."""
+        ends = self.ends
+        return max(
+            (ends[shared] if shared in ends else shared.end_of(self)) - later
+            for shared, later in self._passes
+        )
+
+    def arrives(self) -> float:
+        """Return when it arrives, as far as is known now."""
+        return self.finish(self.leaves())
 
 
 def _reserve(

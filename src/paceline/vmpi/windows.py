@@ -606,6 +606,8 @@ def _transfer(kernel: Any, source: int, dest: int, nbytes: int, now: float) -> t
     free, arrives, taking = wires.send(source, dest, nbytes, now, eager)
     if not eager:
         arrives, taking, _ = wires.fetch(source, dest, nbytes, arrives)
+    if wires.revised and wires.contended(source, dest):
+        arrives = wires.flow.arrives()  # as far as is known now
     return free, arrives + taking
 
 
