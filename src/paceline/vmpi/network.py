@@ -1206,9 +1206,8 @@ class _Shared:
         self._time, self._served = 0.0, 0.0
         self._pending: list[tuple[float, int, Flow]] = []  # that begin later, by time
         self._targets: list[tuple[float, int, Flow]] = []  # on their way, by what must have been served
-        self._active: dict[
-            tuple[int, int], tuple[int, float]
-        ] = {}  # messages of a connection, and the last target
+        # Of each connection in use, the target and the number of its last message.
+        self._active: dict[tuple[int, int], tuple[float, int]] = {}
 
     def add(self, flow: Flow, start: float, now: float) -> None:
         """Let a message pass from `start` on."""
@@ -1217,11 +1216,9 @@ class _Shared:
 
     def end_of(self, wanted: Flow) -> float:
         """Return when the last byte of a message passes, as far as is known now."""
-        pending, targets, ends = self._pending, self._targets, dict[tuple[int, int], float]()
-        time, served, using, begun = self._time, self._served, len(self._active), 0
-        for connection, (_, last) in self._active.items() if pending else ():
-            ends[connection] = last  # of its last message
-        place = 0
+        pending, targets = self._pending, self._targets
+        active = self._active.copy() if pending else self._active
+        time, served, using, begun, place = self._time, self._served, len(active), 0, 0
         while True:
             begins = pending[begun][0] if begun < len(pending) else math.inf
             rate = min(self._most, self._full / max(1, using))
@@ -1231,20 +1228,20 @@ class _Shared:
                 if number == wanted.number:
                     return time
                 place += 1
-                connection = flow.connection
-                if served == (ends[connection] if ends else self._active[connection][1]):
-                    ends.pop(connection, None)
+                if number == active[flow.connection][1]:
                     using -= 1
+                    if pending:
+                        del active[flow.connection]
                 continue
             begins = max(begins, time)
             served += rate * (begins - time) if using else 0.0
             time, (_, number, flow) = begins, pending[begun]
             begun += 1
+            using += flow.connection not in active
+            last = active.get(flow.connection, (served, 0))[0] + flow.nbytes
+            active[flow.connection] = (last, number)
             if targets is self._targets:
-                targets = targets[place:]
-                place = 0
-            using += flow.connection not in ends
-            ends[flow.connection] = last = ends.get(flow.connection, served) + flow.nbytes
+                targets, place = targets[place:], 0
             insort(targets, (last, number, flow), lo=place)
 
     def _advance(self, now: float) -> None:
@@ -1259,19 +1256,18 @@ class _Shared:
             if min(begins, through) > now:
                 break
             if through <= begins:
-                self._time, (self._served, _, flow) = through, targets.pop(0)
-                messages, last = active.pop(flow.connection)
-                if messages > 1:
-                    active[flow.connection] = (messages - 1, last)
+                self._time, (self._served, number, flow) = through, targets.pop(0)
+                if number == active[flow.connection][1]:
+                    del active[flow.connection]
                 flow.ends[self] = through
                 continue
             begins = max(begins, self._time)
             self._served = self._served + rate * (begins - self._time) if targets else 0.0
             self._time = begins
             _, number, flow = pending.pop(0)
-            messages, last = active.get(flow.connection, (0, self._served))
-            active[flow.connection] = (messages + 1, last + flow.nbytes)
-            insort(targets, (last + flow.nbytes, number, flow))
+            last = active.get(flow.connection, (self._served, 0))[0] + flow.nbytes
+            active[flow.connection] = (last, number)
+            insort(targets, (last, number, flow))
         if now > self._time:
             if targets:
                 self._served += min(self._most, self._full / len(active)) * (now - self._time)
