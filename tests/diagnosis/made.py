@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +41,17 @@ def costs(folder: Path, *, fixed: float = 20 * US, each: float = 10 * US, slower
 def made(
     folder: Path, *runs: tuple[Any, ...], given: dict[str, float] | None = None, **settings: Any
 ) -> list[Run]:
-    """Simulated runs, each a strategy, a number of ranks and perhaps settings of its own, of one problem."""
+    """Simulated runs, each a strategy, a number of ranks and perhaps settings of its own, of one problem.
+
+    Those that another test has made are copied.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     machine = costs(folder, **(given or {}))  # type: ignore[arg-type]
+    key = repr((runs, given, settings))
+    if key in _kept and not (folder / "runs").exists():
+        shutil.copytree(_kept[key], folder / "runs")
+        return find_runs([folder / "runs"])
+    new = not (folder / "runs").exists()
     for strategy, ranks, *own in runs:
         chosen = {
             "model": "mlp:30",
@@ -62,7 +73,13 @@ def made(
             quiet=True,
             **chosen,
         )
+    if new:
+        _kept[key] = Path(tempfile.mkdtemp(dir=os.environ["PACELINE_CACHE"])) / "runs"
+        shutil.copytree(folder / "runs", _kept[key])
     return find_runs([folder / "runs"])
+
+
+_kept: dict[str, Path] = {}
 
 
 def only(runs: list[Run]) -> Diagnosis:
