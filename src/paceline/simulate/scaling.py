@@ -308,7 +308,7 @@ class Scaling:
         self.tell(SERIAL)
         serial = self.workload.candidate(SERIAL, 1)
         self._runs: dict[tuple[str, int], Callable[[], ComputedRun]] = {}
-        self._timings: dict[tuple[str, int, RunLength], Callable[[], StepTiming]] = {}
+        self._timings: dict[tuple[str, int, tuple[str, ...], RunLength], Callable[[], StepTiming]] = {}
         self._growth: dict[str, Growth] = {}
         own = {name: self._begin_own_run(name, serial.batch) for name in (SERIAL, *names)}
         self._serial = measure(serial, (), serial.length())
@@ -474,8 +474,8 @@ class Scaling:
     ) -> Callable[[], StepTiming]:
         """Begin to simulate a part of a run; its outcome is a UsageError if it cannot be simulated."""
         key = None
-        if candidate.workload is self.workload and not without:
-            key = (candidate.name, candidate.ranks, length)
+        if candidate.workload is self.workload:
+            key = (candidate.name, candidate.ranks, tuple(without), length)
             if key in self._timings:
                 return self._timings[key]
         begun = self._simulations.begin(measure, candidate, tuple(without), length)
