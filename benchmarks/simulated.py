@@ -1,6 +1,7 @@
 """The simulator against the real thing: predicted and measured time a step, and accuracy, of the same runs.
 
     python benchmarks/simulated.py measure --json measured.json [--ranks 2,4,8,16] [--minutes 7]
+    python benchmarks/simulated.py measure --json measured.json --hosts 2 --rate 1gbit [--ranks 2,16] [--minutes 7]
     python benchmarks/simulated.py predict measured.json [--json FILE] [--plot FILE] [--accuracy asynchronous.json]
 
 `measure` starts one MPI job for each number of ranks. In it, four things take turns until the time is spent, so that a
@@ -8,6 +9,12 @@ machine that changes its speed changes it for all of them: the measurements of `
 work of each job; real training of each job, sync with every collective and the parameter server; and, to explain what
 a prediction misses, the exchange of each job alone and non-blocking Allreduces behind computing. Two settings: the
 reference network with 16 samples a rank, and a larger one with 512 samples in all. Everything is kept as measured.
+
+With `--hosts`, this machine becomes several hosts with a network of limited rate between them (tools/hosts/network.py;
+needs root), with as many ranks on each. The hosts share the cores of this machine, so it should have one for each rank.
+Calibrated is what `paceline simulate calibrate --hosts` measures: messages and memory inside one host, and small and long
+messages between two. Judged is real training with every collective and the parameter server, and the exchange of arrays
+of several sizes. The load of the machine is kept with each repeat.
 
 `predict` simulates the same runs, on any machine, from what was calibrated, and puts both sides into one table. With
 `--accuracy` it also simulates the runs of benchmarks/asynchronous.py, with the gradients computed, and compares their
@@ -18,8 +25,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
+import os
 import shutil
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -53,6 +63,10 @@ STEPS = {
     "larger": 40,
 }  # of a run; of a server's as many for each worker, but not more than MOST
 MOST = {"reference": 1500, "larger": 400}
+BETWEEN = {"reference": 24, "larger": 10}  # the same between hosts, whose network is slow
+MOST_BETWEEN = {"reference": 72, "larger": 30}
+SIZES = (1 << 12, 1 << 16, 437_544, 1 << 21)  # bytes of arrays that are exchanged between hosts
+ROOT = Path(__file__).parent.parent
 COLLECTIVES = (
     "naive", "ring", "recursive-doubling", "rabenseifner", "native", "shared-memory", "hierarchical",
 )  # fmt: skip
@@ -68,44 +82,103 @@ BEHIND = (1 << 12, 1 << 16, 437_544, 1 << 20, 1 << 22, 1 << 24)  # bytes of an I
 COMPUTING = ((0.0, 0), (0.001, 0), (0.005, 0), (0.005, 10))  # seconds, and calls of Test on the way
 
 
-def strategies(ranks: int) -> list[str]:
+def collectives(hosts: int) -> list[str]:
+    """The collectives that are possible: hosts share no memory."""
+    return [name for name in COLLECTIVES if hosts == 1 or name != "shared-memory"]
+
+
+def strategies(ranks: int, hosts: int = 1) -> list[str]:
     servers = [f"parameter-server:{words}" for words in SERVERS.get(ranks, ("masters=1",))]
-    return [*(f"sync:allreduce={name}" for name in COLLECTIVES), *servers]
+    return [*(f"sync:allreduce={name}" for name in collectives(hosts)), *servers]
 
 
-def settings(strategy: str, ranks: int, kind: str = "reference") -> dict:
-    draws = STEPS[kind]
+def settings(strategy: str, ranks: int, kind: str = "reference", hosts: int = 1) -> dict:
+    draws, most = (STEPS[kind], MOST[kind]) if hosts == 1 else (BETWEEN[kind], MOST_BETWEEN[kind])
     if strategy.startswith("parameter-server"):
         masters = int(strategy.partition("masters=")[2].partition(",")[0])
-        draws = min(MOST[kind], STEPS[kind] * (ranks - masters))
+        draws = min(most, draws * (ranks - masters))
     return {**SETTINGS[kind], "strategy": strategy, "draws": draws}
 
 
-def work_of(strategy: str) -> str:
-    """The job whose costs a strategy has: those of the parameter server are measured with one of its settings."""
-    return "parameter-server" if strategy.startswith("parameter-server") else strategy
+def work_of(strategy: str, hosts: int = 1) -> str:
+    """The job whose costs a strategy has: those of the parameter server are measured with one of its settings.
+
+    Ranks of different hosts find nothing in each other's caches, so that work costs the same with every collective.
+    """
+    if strategy.startswith("parameter-server"):
+        return "parameter-server"
+    return strategy if hosts == 1 else "local-sgd"
 
 
 def measure(args: argparse.Namespace) -> None:
-    from paceline.launch import call
+    from paceline.launch import call, check_hosts, parse_hosts
 
-    ranks = [int(word) for word in args.ranks.split(",")]
+    hosts = 1 if args.hosts is None else args.hosts
+    ranks = [int(word) for word in (args.ranks or ("2,4,8,16" if hosts == 1 else str(hosts))).split(",")]
+    if hosts < 1 or any(p < 1 or p % hosts for p in ranks):
+        raise SystemExit(f"{args.ranks} ranks cannot be divided among {hosts} hosts")
+    if hosts > 1 and not args.inside:
+        make_hosts(args)
+        return
     data = few_to_evaluate()
     result: dict = {**where(), "settings": SETTINGS, "alone": {}, "ranks": {}}
+    if hosts > 1:
+        result |= {"hosts": hosts, "rate": args.rate, "inside": {}}
+        result["command"] = [word for word in result["command"] if word != "--inside"]
     began = time.monotonic()
     for kind in SETTINGS:
         arguments = {"job": job_of("local-sgd", 1, kind), "seconds": 2 * args.seconds}
         result["alone"][kind] = call(measure_one, {**arguments, "data": data}, ranks=1, threads=1)
+    if hosts > 1:
+        for p in inside_ranks(max(ranks) // hosts):
+            answer = call(measure_inside, {"seconds": 4 * args.seconds}, ranks=p, threads=1, one_node=True)
+            result["inside"][p] = answer
     with tempfile.TemporaryDirectory() as folder:
         for place, p in enumerate(ranks):
             left = 60 * args.minutes - (time.monotonic() - began)
-            arguments = {"limit": left / (len(ranks) - place), "seconds": args.seconds, "folder": folder}
-            result["ranks"][p] = call(
-                rounds, arguments, shared={"data": data}, ranks=p, threads=1, one_node=True
-            )
+            arguments = {
+                "limit": left / (len(ranks) - place),
+                "seconds": args.seconds,
+                "folder": folder,
+                "hosts": hosts,
+            }
+            on = {"one_node": True} if hosts == 1 else {}
+            if hosts > 1:
+                listed = ",".join(f"h{number + 1}:{p // hosts}" for number in range(hosts))
+                on = {"hosts": check_hosts(parse_hosts(listed), ranks=p)}
+            result["ranks"][p] = call(rounds, arguments, shared={"data": data}, ranks=p, threads=1, **on)
             args.json.write_text(json.dumps(result) + "\n")
             done = len(result["ranks"][p]["repeats"])
             print(f"{p} ranks: {done} repeats, {time.monotonic() - began:.0f} s", flush=True)
+
+
+def make_hosts(args: argparse.Namespace) -> None:
+    """Run this command again on the first of several hosts, which have a network of limited rate."""
+    sys.path.insert(0, str(ROOT))
+    from tools.hosts.network import network
+
+    with network(args.hosts) as made:
+        for name in made.names:
+            made.resemble_line(name, args.rate)
+        again = [sys.executable, str(Path(__file__).resolve()), *sys.argv[1:], "--inside"]
+        status = made.run(again, capture_output=False, time_limit=math.inf).returncode
+    if status:
+        raise SystemExit(status)
+
+
+def inside_ranks(most: int) -> list[int]:
+    """The numbers of ranks of one host that its messages are measured with.
+
+    >>> inside_ranks(1), inside_ranks(8)
+    ([2], [2, 4, 8])
+    """
+    return [1 << k for k in range(1, max(2, most).bit_length())]
+
+
+def measure_inside(comm: Any, *, seconds: float) -> dict:
+    from paceline.machine import measure_ranks
+
+    return measure_ranks(comm, seconds=seconds)
 
 
 def few_to_evaluate() -> Any:
@@ -117,11 +190,13 @@ def few_to_evaluate() -> Any:
     return replace(data, **few)
 
 
-def job_of(strategy: str, ranks: int, kind: str, data: Any = None, runs: Path | None = None) -> Any:
+def job_of(
+    strategy: str, ranks: int, kind: str, data: Any = None, runs: Path | None = None, hosts: int = 1
+) -> Any:
     from paceline.config import Config
     from paceline.training.job import Job
 
-    return Job(config=Config(**settings(strategy, ranks, kind)), data=data, runs=runs)
+    return Job(config=Config(**settings(strategy, ranks, kind, hosts)), data=data, runs=runs)
 
 
 def measure_one(comm: Any, *, job: Any, data: Any, seconds: float) -> dict:
@@ -130,34 +205,40 @@ def measure_one(comm: Any, *, job: Any, data: Any, seconds: float) -> dict:
     return measure_work(comm, job=replace(job, data=data), seconds=seconds, own=False)
 
 
-def rounds(comm: Any, *, data: Any, limit: float, seconds: float, folder: str) -> dict:
+def rounds(comm: Any, *, data: Any, limit: float, seconds: float, folder: str, hosts: int) -> dict:
     """Measure everything on these ranks, again and again until the time is spent; at least once. Collective."""
-    from paceline.machine import measure_ranks
+    from paceline.machine import measure_between, measure_ranks
 
     began = time.monotonic()
     found: dict = {"repeats": []}
     longest, go_on = 0.0, True
     while go_on:
         start = time.monotonic()
-        one: dict = {
-            "messages": measure_ranks(comm, seconds=4 * seconds),
-            "work": {},
-            "runs": [],
-            "exchange": {},
-        }
+        one: dict = {"load": [os.getloadavg()[0]], "work": {}, "runs": [], "exchange": {}}
+        if hosts == 1:
+            one["messages"] = measure_ranks(comm, seconds=4 * seconds)
+        else:
+            one["between"] = measure_between(comm, seconds=4 * seconds)
+            for nbytes in SIZES:
+                one["exchange"][str(nbytes)] = measure_exchanges(comm, nbytes // 4, hosts, seconds / 2)
         for kind in SETTINGS:
-            one["work"][kind] = measure_jobs(comm, data, kind, seconds)
-            one["exchange"][kind] = measure_exchanges(comm, data, kind, seconds / 6)
-            for strategy in strategies(comm.Get_size()):
-                one["runs"].append({"setting": kind, **train_once(comm, strategy, kind, data, folder)})
-        one["behind"] = measure_behind(comm, seconds / 10)
+            one["work"][kind] = measure_jobs(comm, data, kind, seconds, hosts)
+            if hosts == 1:
+                size = job_of("serial", 1, kind, data).build(data).x.size
+                one["exchange"][kind] = measure_exchanges(comm, size, hosts, seconds / 6)
+            for strategy in strategies(comm.Get_size(), hosts):
+                run = train_once(comm, strategy, kind, data, folder, hosts)
+                one["runs"].append({"setting": kind, **run})
+        if hosts == 1:
+            one["behind"] = measure_behind(comm, seconds / 10)
+        one["load"].append(os.getloadavg()[0])
         found["repeats"].append(one)
         longest = max(longest, time.monotonic() - start)
         go_on = comm.bcast(time.monotonic() - began + 1.1 * longest < limit)
     return found
 
 
-def measure_jobs(comm: Any, data: Any, kind: str, seconds: float) -> dict[str, dict]:
+def measure_jobs(comm: Any, data: Any, kind: str, seconds: float, hosts: int) -> dict[str, dict]:
     """The costs of the work of every job of a setting."""
     from paceline.machine import measure_work
 
@@ -168,7 +249,8 @@ def measure_jobs(comm: Any, data: Any, kind: str, seconds: float) -> dict[str, d
         )
     }
     known = {name: points for name, points in found["local-sgd"]["alone"].items() if name != "spread"}
-    for strategy in (*(f"sync:allreduce={name}" for name in COLLECTIVES), SERVER):
+    synchronous = [f"sync:allreduce={name}" for name in COLLECTIVES] if hosts == 1 else []
+    for strategy in (*synchronous, SERVER):
         each = seconds / 3 if strategy != SERVER else seconds / 2
         job = job_of(strategy, 16, kind, data)
         answer = measure_work(comm, job=job, seconds=each, known=known)
@@ -176,13 +258,13 @@ def measure_jobs(comm: Any, data: Any, kind: str, seconds: float) -> dict[str, d
     return found
 
 
-def train_once(comm: Any, strategy: str, kind: str, data: Any, folder: str) -> dict:
+def train_once(comm: Any, strategy: str, kind: str, data: Any, folder: str, hosts: int) -> dict:
     """Train for real; where the time of a step went."""
     from paceline.record import Run
     from paceline.training.rank import train
 
     ranks = comm.Get_size()
-    fitted = train(job_of(strategy, ranks, kind, data, Path(folder)), comm)
+    fitted = train(job_of(strategy, ranks, kind, data, Path(folder), hosts), comm)
     kept: dict = {}
     if comm.Get_rank() == 0:
         kept = {"strategy": strategy, "steps": fitted.steps, "train_seconds": fitted.train_seconds}
@@ -218,26 +300,37 @@ class Vectors:
         self.x, self.g = x, g
 
 
-def measure_exchanges(comm: Any, data: Any, kind: str, seconds: float) -> dict[str, list[float]]:
-    """Seconds of each collective's exchange of a setting's gradient."""
+def measure_exchanges(comm: Any, size: int, hosts: int, seconds: float) -> dict[str, list[float]]:
+    """Seconds of each collective's exchange of a gradient of this many elements."""
     from paceline.collectives import make_exchange
 
     found = {}
-    size = job_of("serial", 1, kind, data).build(data).x.size
-    for name in COLLECTIVES:
+    for name in collectives(hosts):
         model = Vectors(size)
         with make_exchange(name, model, comm) as exchange:
             found[name] = slowest(comm, partial(exchange_once, comm, model, exchange), seconds)
     return found
 
 
-def exchange_once(comm: Any, model: Vectors, exchange: Any) -> float:
+def exchange_once(
+    comm: Any, model: Vectors, exchange: Any, clock: Callable[[], float] = time.perf_counter
+) -> float:
     model.g[...] = 1  # just computed: in this core's cache
     comm.Barrier()
-    start = time.perf_counter()
+    start = clock()
     exchange.reduce()
     exchange.publish()
-    return time.perf_counter() - start
+    return clock() - start
+
+
+def simulate_exchange(comm: Any, size: int, name: str) -> float:
+    """The same on simulated ranks: mean seconds of a few exchanges of a rank."""
+    from paceline.collectives import make_exchange
+
+    model = Vectors(size)
+    with make_exchange(name, model, comm) as exchange:
+        laps = [exchange_once(comm, model, exchange, comm.Wtime) for _ in range(4)]
+    return statistics.fmean(laps[1:])
 
 
 def slowest(comm: Any, once: Callable[[], float], seconds: float) -> list[float]:
@@ -321,7 +414,11 @@ def mean_step(run: dict) -> float:
 
 def predict(args: argparse.Namespace) -> None:
     given = json.loads(args.measured.read_text())
+    hosts = given.get("hosts", 1)
     result: dict = {**where(), "measured": args.measured.name, "rows": []}
+    if hosts > 1:
+        loads = [one["load"] for found in given["ranks"].values() for one in found["repeats"]]
+        result |= {"hosts": hosts, "rate": given["rate"], "load": loads, "measured_on": given["machine"]}
     with calibrated(given) as machine:
         for kind in SETTINGS:
             by_case: dict[tuple[str, int], list[dict]] = {}
@@ -331,9 +428,13 @@ def predict(args: argparse.Namespace) -> None:
                 ):
                     by_case.setdefault((run["strategy"], int(p)), []).append(run)
             for (strategy, ranks), runs in sorted(by_case.items()):
-                costs = machine[kind, work_of(strategy)]
+                costs = machine[kind, work_of(strategy, hosts)]
                 one = simulated(
-                    settings(strategy, ranks, kind), ranks, machine["network"], costs, compute=False
+                    settings(strategy, ranks, kind, hosts),
+                    ranks,
+                    machine["network", ranks],
+                    costs,
+                    compute=False,
                 )[1]
                 seconds = [mean_step(run) for run in runs]
                 measured, middle = (
@@ -345,35 +446,77 @@ def predict(args: argparse.Namespace) -> None:
                     "high": max(seconds), "predicted": mean_step(one), "error": mean_step(one) / measured - 1,
                     "median_error": one["step_seconds"] / middle - 1, "predicted_seconds": one["seconds"],
                 })  # fmt: skip
+        if hosts > 1:
+            result["rows"] += exchanges(given, machine)
+            result["networks"] = machine["networks"]
         told(result)
         if args.accuracy:
-            costs = machine["reference", "parameter-server"]
-            result["accuracy"] = accuracies(
-                json.loads(args.accuracy.read_text()), machine["network"], costs, args.seeds
-            )
+            costs, network = machine["reference", "parameter-server"], machine["network", 16]
+            result["accuracy"] = accuracies(json.loads(args.accuracy.read_text()), network, costs, args.seeds)
     if args.json:
         args.json.write_text(json.dumps(result, indent=1) + "\n")
     if args.plot:
         plot(result["rows"], args.plot)
 
 
+def exchanges(given: dict, machine: dict[Any, Any]) -> list[dict]:
+    """Rows of the exchange of an array with each collective between hosts, measured and simulated."""
+    from paceline import vmpi
+    from paceline.machine import load_network, make_compute
+
+    rows = []
+    for p, found in given["ranks"].items():
+        network = load_network(machine["network", int(p)])
+        compute = make_compute(network.node, None, cores=None)
+        for nbytes in SIZES:
+            for name in collectives(given["hosts"]):
+                several = [one["exchange"][str(nbytes)][name] for one in found["repeats"]]
+                middles = [middle for _, middle, _ in several]
+                outcome = vmpi.run(
+                    simulate_exchange,
+                    nbytes // 4,
+                    name,
+                    ranks=int(p),
+                    network=network,
+                    compute=compute,
+                    strict=False,
+                )
+                predicted, measured = max(outcome.values), statistics.median(middles)
+                rows.append({
+                    "setting": f"{nbytes} B", "strategy": f"exchange:{name}", "ranks": int(p), "measured": measured,
+                    "low": min(middles), "high": max(middles), "predicted": predicted,
+                    "error": predicted / measured - 1, "median_error": predicted / measured - 1,
+                })  # fmt: skip
+    return rows
+
+
 @contextmanager
-def calibrated(given: dict) -> Iterator[dict[Any, str]]:
-    """What was calibrated, as the files that a simulation takes: a machine as its network, and the costs of each job."""
-    from paceline.machine import make_costs, make_machine
+def calibrated(given: dict) -> Iterator[dict[Any, Any]]:
+    """What was calibrated, as the files that a simulation takes: a machine as its network, and the costs of each job.
+
+    Between hosts, the costs of work are those of the ranks of one host, measured while all hosts were working.
+    """
+    from paceline.machine import make_costs, make_machine, network_of
 
     cores, processor = given["machine"]["cores"], given["machine"]["processor"]
+    hosts = given.get("hosts", 1)
     by_ranks = {int(p): median_of(found["repeats"]) for p, found in given["ranks"].items()}
+    inside = given["inside"].values() if hosts > 1 else [one["messages"] for one in by_ranks.values()]
     with tempfile.TemporaryDirectory() as folder:
-        files: dict[Any, str] = {"network": str(Path(folder) / "machine.json")}
-        machine = make_machine([one["messages"] for one in by_ranks.values()])
-        replace(machine, cores=cores, processor=processor).save(files["network"])
+        files: dict[Any, Any] = {"networks": {}}
+        machine = replace(make_machine(list(inside)), cores=cores, processor=processor)
+        for p, one in by_ranks.items():
+            network = str(network_of(one["between"])) if hosts > 1 else ""
+            files["networks"][p] = network
+            files["network", p] = str(Path(folder) / f"machine-{p}.json")
+            replace(machine, network=network).save(files["network", p])
+        by_ranks = {p // hosts: one for p, one in by_ranks.items()}
         for kind in SETTINGS:
             answers = {p: one["work"][kind]["local-sgd"] for p, one in by_ranks.items()}
             alone = make_costs(job_of("local-sgd", 16, kind), answers, own=False, cores=cores)
             for name in next(iter(by_ranks.values()))["work"][kind]:
                 strategy = SERVER if name == "parameter-server" else name
-                answers = {1: given["alone"][kind]}
+                answers = {1: given["alone"][kind]} if hosts == 1 else {}
                 for p, one in by_ranks.items():
                     work = one["work"][kind]
                     answers[p] = {"alone": work["local-sgd"]["alone"], "more": {}, **work[name]}
@@ -490,6 +633,14 @@ def plot(rows: list[dict], path: Path) -> None:
         figures.save_page(page, path)
 
 
+def read_rate(text: str) -> str:
+    sys.path.insert(0, str(ROOT))
+    from tools.hosts.network import bytes_per_second
+
+    bytes_per_second(text)
+    return text
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -497,7 +648,17 @@ def main() -> None:
     commands = parser.add_subparsers(required=True)
     first = commands.add_parser("measure")
     first.add_argument("--json", type=Path, required=True)
-    first.add_argument("--ranks", default="2,4,8,16")
+    first.add_argument("--ranks", help="in all; default: 2,4,8,16, or one on each host")
+    first.add_argument(
+        "--hosts", type=int, help="divide the ranks among this many hosts made from this machine"
+    )
+    first.add_argument(
+        "--rate",
+        type=read_rate,
+        default="1gbit",
+        help="of each host's network, as tc spells it; default: 1gbit",
+    )
+    first.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     first.add_argument("--minutes", type=float, default=7.0, help="in all")
     first.add_argument("--seconds", type=float, default=1.0, help="a scale for each measurement of a repeat")
     first.set_defaults(main=measure)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
@@ -21,6 +22,7 @@ from paceline.errors import UsageError
 from paceline.launch import Host, answering_hosts, check_hosts, find, parse_hosts
 from paceline.launch.hosts import ranks_on
 from paceline.launch.remote import describe
+from paceline.machine import load_network
 from paceline.record import find_runs
 
 STARTS_RANKS = True
@@ -227,6 +229,22 @@ def test_a_slow_link_is_diagnosed(net: Network, tmp_path: Path) -> None:
     assert min(speeds[1], key=speeds[1].__getitem__) == "h2"
     [said] = named[1]
     assert re.match(r"at 3 ranks the links? of hosts? (h1 and )?h2 ", said)
+
+
+@pytest.mark.requires("hosts")
+@pytest.mark.once
+def test_the_network_between_hosts_is_measured(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "paceline", "simulate", "calibrate", "-n", "2", "--seconds", "0.2"]
+    with network(2) as two:
+        for name in two.names:
+            two.resemble_line(name, "80mbit")
+        done = two.run([*words, "--hosts", "h1:1,h2:1", "-o", "cluster.json"], cwd=tmp_path, time_limit=280)
+    assert done.returncode == 0, done.stderr
+    found = load_network(str(tmp_path / "cluster.json"))
+    assert f"network: {found}" in done.stdout.splitlines()
+    assert (found.name, found.ranks_per_node, found.stream) == ("1gbe", 1, math.inf)
+    # About the 10 MB/s of the line; without a limit it would be a hundred times more.
+    assert 1e6 < found.bandwidth < 1e8
 
 
 @pytest.mark.requires("hosts")

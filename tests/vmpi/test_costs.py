@@ -129,6 +129,39 @@ def test_both_ways_at_once() -> None:
     assert _clocks(program, 2, BETWEEN) == [12.25, 12.25]
 
 
+# The same over TCP: both ends copy, but in next to no time.
+TCP = replace(BETWEEN, copy_bandwidth=1e18)
+
+
+@pytest.mark.parametrize(
+    ("network", "looks", "clocks"),
+    [
+        # Rank 0 has announced its 160 bytes long before. Rank 1 posts its receive (50.25), announces (51.25, there 59.25)
+        # and waits: now it asks (52.25, there 60.25). Rank 0 had asked at 60.25, before its data leave at 61.25, so both
+        # pass at once: 10 through the cards, 8 on the way, own 1.
+        (TCP, False, [60.25 + 8 + 1 + 10 + 8 + 1, 61.25 + 10 + 8 + 1]),
+        # Rank 1 knows of the message when it posts its receive: it asks first (51.25, there 59.25), then announces. The
+        # data of rank 0 leave at 60.25, until 70.25, and its own request goes behind them.
+        (TCP, True, [70.25 + 8 + 1 + 10 + 8 + 1, 70.25 + 8 + 1 + 10]),
+        # If the card reads the memory, requests do not pass the same connection.
+        (BETWEEN, True, [60.25 + 8 + 1 + 10 + 8 + 1, 60.25 + 10 + 8 + 1]),
+    ],
+)
+def test_requests_wait_for_data_of_their_connection(
+    network: Network, looks: bool, clocks: list[float]
+) -> None:
+    def program(comm: Any) -> None:
+        mine, theirs, other = np.zeros(160, np.uint8), np.zeros(160, np.uint8), 1 - comm.rank
+        if comm.rank == 1:
+            comm.Compute(50.0)
+            assert not looks or comm.Iprobe(0)
+        receiving, sending = comm.Irecv(theirs, other), comm.Isend(mine, other)
+        receiving.Wait()
+        sending.Wait()
+
+    assert _clocks(program, 2, network) == clocks
+
+
 def test_looking_in_vain() -> None:
     def program(comm: Any) -> Any:
         data = np.zeros(32, np.uint8)

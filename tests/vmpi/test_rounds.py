@@ -63,7 +63,9 @@ def sums(
     return found
 
 
-NETWORKS = ("loopback", "10gbe", "infiniband:eager-limit=0", "infiniband", "10gbe:ranks-per-node=2", "25gbe")
+NETWORKS = (
+    "loopback", "10gbe", "10gbe:eager-limit=0", "infiniband:eager-limit=0", "infiniband", "10gbe:ranks-per-node=2", "25gbe",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("network", NETWORKS)

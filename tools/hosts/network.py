@@ -33,6 +33,10 @@ PROGRAMS = ("ip", "tc", "unshare", "nsenter")
 SPACES = ("--net", "--uts", "--ipc", "--mount", "--pid")
 PORT = 22
 ALIVE = 2  # seconds between two checks whether a silent host still answers; it is lost after three
+LEAST_BURST = 10_000  # bytes that pass a line of limited rate at once, or as many as pass it in BURST_SECONDS
+BURST_SECONDS = 100e-6
+FRAME = 1514
+RATES = {"kbit": 1e3 / 8, "mbit": 1e6 / 8, "gbit": 1e9 / 8}
 PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
 
 
@@ -103,11 +107,26 @@ class Network:
         """Return the names of the files in a host's /dev/shm."""
         return sorted(path.name for path in Path(f"/proc/{self.inside(name)}/root/dev/shm").iterdir())
 
-    def limit(self, name: str, rate: str) -> None:
-        """Limit what a host can send and receive, for example to "10mbit"."""
-        bucket = ("root", "tbf", "rate", rate, "burst", "32kb", "latency", "400ms")
+    def limit(self, name: str, rate: str, burst: int = 1 << 15) -> None:
+        """Limit what a host can send and receive, for example to "10mbit".
+
+        After a silence, the first `burst` bytes pass at once.
+        """
+        bucket = ("root", "tbf", "rate", rate, "burst", str(burst), "latency", "400ms")
         self._in(name, "tc", "qdisc", "replace", "dev", "eth0", *bucket)
         self._in("switch", "tc", "qdisc", "replace", "dev", f"to-{name}", *bucket)
+
+    def resemble_line(self, name: str, rate: str) -> None:
+        """Limit a host as a card of this rate does: hardly anything passes at once, and TCP adapts to losses alone.
+
+        The kernel hands packets over in pieces that fit into the small burst. Linux's plainest congestion control is
+        used, because others (BBR) pace what they send by their own guess of the rate.
+        """
+        burst = max(LEAST_BURST, round(BURST_SECONDS * bytes_per_second(rate)))
+        self._in(name, "ip", "link", "set", "eth0", "gso_max_size", str(min(burst - FRAME, 65536)))
+        control = "echo reno > /proc/sys/net/ipv4/tcp_congestion_control"
+        subprocess.run(self.entering(name, ["sh", "-c", control], Path("/")), check=True)
+        self.limit(name, rate, burst)
 
     def cut(self, name: str) -> None:
         """Cut a host off from the others, without a word to anybody."""
@@ -154,6 +173,19 @@ class Network:
             self._in(name, *f"ip address add 10.0.0.{number + 1}/24 dev eth0".split())
             self._in(name, "ip", "link", "set", "lo", "up")
             self._in(name, "ip", "link", "set", "eth0", "up")
+
+
+def bytes_per_second(rate: str) -> float:
+    """Return a rate as tc spells it in bytes per second.
+
+    >>> bytes_per_second("100mbit"), bytes_per_second("2.5gbit")
+    (12500000.0, 312500000.0)
+    """
+    unit = rate.lstrip("0123456789.")
+    number = rate.removesuffix(unit)
+    if unit not in RATES or number.count(".") > 1 or not number.strip(".") or not float(number) > 0:
+        raise ValueError(f"a rate must look like 100mbit or 1gbit; got {rate!r}")
+    return float(number) * RATES[unit]
 
 
 @contextlib.contextmanager

@@ -29,6 +29,7 @@ from paceline.text import Bar
 
 if TYPE_CHECKING:
     from paceline.data import Dataset
+    from paceline.launch import Host
     from paceline.machine import Machine
     from paceline.models import Model
     from paceline.simulate.case import Workload
@@ -355,6 +356,8 @@ examples:
   paceline simulate calibrate -o machine.json --seconds 5
   paceline simulate scaling --ranks 1..16 --network machine.json       # all ranks on this machine
   paceline train --on sim -n 64 --network 10gbe:ranks-per-node=16,machine=machine.json
+  paceline simulate calibrate --hosts a:8,b:8 -o cluster.json          # the network between hosts too
+  paceline simulate scaling --ranks 1..64 --network cluster.json       # on hosts like these
 
 It starts 2, 4, 8 ... ranks, up to the number of cores. Nothing else should be running meanwhile.
 """
@@ -384,11 +387,19 @@ def add_calibrate_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="LIST",
         help="numbers of ranks, powers of two, such as 2,4,8 (default: up to the number of cores)",
     )
+    parser.add_argument(
+        "--hosts",
+        metavar="LIST",
+        help="measure the network between these hosts too: a:8,b:8, each with the number of its ranks; this machine is "
+        "the first",
+    )
 
 
 def calibrate_machine(args: argparse.Namespace) -> int:
     """Measure and print the result."""
     from paceline import bench
+    from paceline.launch import check_hosts
+    from paceline.machine.between import calibrate_hosts
     from paceline.machine.calibration import SECONDS, calibrate, check_ranks
 
     seconds = SECONDS if args.seconds is None else args.seconds
@@ -396,15 +407,36 @@ def calibrate_machine(args: argparse.Namespace) -> int:
         raise UsageError(f"seconds must be a finite number above 0; got {seconds:g}")
     bench.check_file("--out", args.out)
     ranks = check_ranks(None if args.ranks is None else bench.read_ranks(args.ranks))
+    hosts = _read_hosts(args.hosts)
+    if hosts:
+        hosts = check_hosts(hosts, ranks=sum(host.slots for host in hosts))
     try:
-        machine = calibrate(ranks, seconds=seconds)
+        machine = (
+            calibrate_hosts(hosts, ranks, seconds=seconds) if hosts else calibrate(ranks, seconds=seconds)
+        )
     except RuntimeError as failed:  # the ranks have printed why
         print(f"paceline simulate: {failed}", file=sys.stderr)
         return 1
     machine.save(args.out)
     print(describe_machine(machine))
+    if machine.network:
+        print(f"\nnetwork: {machine.network}")
     print(f"\nmachine: {args.out}")
     return 0
+
+
+def _read_hosts(text: str | None) -> tuple[Host, ...]:
+    """Read the hosts to measure between: this machine and at least one more."""
+    from paceline.launch import parse_hosts
+
+    if text is None:
+        return ()
+    hosts = parse_hosts(text)
+    if len(hosts) < 2:
+        raise UsageError(f"a network needs at least two hosts, such as a:8,b:8; got {text}")
+    if not hosts[0].here:
+        raise UsageError(f"this machine must be the first of the hosts; got {hosts[0].name}")
+    return hosts
 
 
 def describe_machine(machine: Machine) -> str:

@@ -279,14 +279,14 @@ def _measure_cells(comm: Any, cells: dict[str, Rounds], seconds: float) -> dict[
                 laps[name][place] += some[WARM:]
     found = {}
     for name, all_laps in laps.items():
-        mine = np.array([_spread(some) for some in all_laps])
+        mine = np.array([spread(some) for some in all_laps])
         every = np.empty((comm.Get_size(), *mine.shape))
         comm.Allgather(mine, every)
         found[name] = [[_median(column) for column in of_place] for of_place in every.transpose(1, 2, 0)]
     return found
 
 
-def _spread(laps: list[float]) -> list[float]:
+def spread(laps: list[float]) -> list[float]:
     """Return the tenth percentile, the median, the mean without the longest fiftieth and the ninetieth percentile."""
     known = np.sort(np.asarray(laps)[np.isfinite(laps)]) if laps else np.empty(0)
     if not known.size:
@@ -304,7 +304,7 @@ def _median(values: Any) -> float:
 # Messages.
 
 
-def _as_in_training(comm: Any) -> Recorded:
+def as_in_training(comm: Any) -> Recorded:
     """Return the communicator of a rank that is training, in the middle of an exchange."""
     watch = Stopwatch(time.perf_counter)
     watch.switch("exchange")
@@ -313,7 +313,7 @@ def _as_in_training(comm: Any) -> Recorded:
 
 def exchange(comm: Any, nbytes: int) -> Callable[[int], tuple[list[float], list[float]]]:
     """Return a function for rounds of recursive doubling: seconds of each exchange, and of each sum."""
-    own, rank, p = channel(_as_in_training(comm)), comm.Get_rank(), comm.Get_size()
+    own, rank, p = channel(as_in_training(comm)), comm.Get_rank(), comm.Get_size()
     send, into, inbox = (np.zeros(nbytes, np.uint8) for _ in range(3))
     numbers = nbytes // 4 * 4
     a, b, total = (array[:numbers].view(np.float32) for array in (send, inbox, into))
@@ -368,7 +368,7 @@ def combining(comm: Any, nbytes: int) -> Callable[[int], tuple[list[float]]]:
 
 def calls(comm: Any, nbytes: int) -> Callable[[int], tuple[list[float], list[float]]]:
     """Return a function for the same exchanges: seconds of the call that posts a receive, and of the send."""
-    own, partner = channel(_as_in_training(comm)), comm.Get_rank() ^ 1
+    own, partner = channel(as_in_training(comm)), comm.Get_rank() ^ 1
     here, there = np.zeros(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
     clock = time.perf_counter
 

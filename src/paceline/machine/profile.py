@@ -85,6 +85,8 @@ class Machine(Node, _Stored):
     mpi: str = ""
     bound: bool = True
     """True if every rank had a core to itself."""
+    network: str = ""
+    """The network between several of these machines, as on the command line, if it was measured."""
 
     @classmethod
     def of(cls, values: Any, what: str = "the machine") -> Self:
@@ -94,6 +96,7 @@ class Machine(Node, _Stored):
             **cls._described(values),
             mpi=values.get("mpi") or "",
             bound=values.get("bound") is not False,
+            network=values.get("network") or "",
             eager_limit=values["eager_limit"],
             post=float(values["post"]),
             poll=float(values["poll"]),
@@ -169,12 +172,24 @@ def _plain(value: Any) -> Any:
 
 
 def load_network(text: str) -> Network:
-    """Make a network from its name and options, or from the file of a machine: all ranks are then on that machine.
+    """Make a network from its name and options, or from the file of a machine.
+
+    All ranks are then on that machine, unless the network between several of them was measured too.
 
     >>> load_network("10gbe:ranks-per-node=4").ranks_per_node
     4
     """
-    return parse_network(text, Machine.load)
+    return parse_network(text, _load_node)
+
+
+def _load_node(path: str) -> Machine | Network:
+    machine = Machine.load(path)
+    if not machine.network:
+        return machine
+    try:
+        return replace(parse_network(machine.network), node=machine)
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from None
 
 
 def make_compute(machine: Node | None, costs: Costs | None, **stragglers: Any) -> Compute:

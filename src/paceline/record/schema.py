@@ -208,7 +208,8 @@ MEASURED: Tests = {
 }  # fmt: skip
 # What `paceline.machine` writes to the files of machines and of costs. A simulated run's record has a copy of both.
 MACHINE: Tests = {
-    **MEASURED, "(mpi)": is_text, "(bound)": is_truth, "eager_limit": is_whole, "post": is_seconds, "poll": is_seconds,
+    **MEASURED, "(mpi)": is_text, "(network)": is_text, "(bound)": is_truth,
+    "eager_limit": is_whole, "post": is_seconds, "poll": is_seconds,
     "(hidden)": or_null(lambda value: is_number(value) and 0 <= value <= 1), "(progress)": keyed(_curves),
     "link": {"send": _curves, "flight": _curves, "take": _curves},
     "collectives": keyed(_curves), "memory": keyed(_curves),

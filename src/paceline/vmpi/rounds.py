@@ -279,6 +279,10 @@ class _Clocks:
             if at > state.t[sender]
         ]
         self._pairs = np.array(sorted(earlier)).reshape(-1, 2)
+        for pair in [pair for pair, (_, end) in wires.passing.items() if end <= state.t[pair[0]]]:
+            del wires.passing[pair]
+        if wires.passing:
+            raise Unclear  # requests may have to wait for data that was asked for before
         self._arrivals: dict[bytes, Times] = {}
         self._key: tuple[Any, bytes] = (None, b"")
         self._recent: deque[tuple[Ranks, Ranks, Times]] = deque()
@@ -388,8 +392,12 @@ class _Clocks:
         self._t[senders] = free
         sent = self._t[receivers]
         now = np.where(early, posted, np.maximum(sent, arrives))
-        ready = now + wires.overhead + wires.latency + wires.overhead + first
-        leaves = self._out.reserve(senders, ready, passing, now, True)
+        asked = now + wires.overhead + wires.latency
+        late = self._are_behind(senders, receivers, free + wires.latency, asked)
+        if late is None:
+            leaves = self._out.reserve(senders, asked + wires.overhead + first, passing, now, True)
+        else:
+            leaves = self._pass_behind(senders, receivers, now, asked, late, first, passing)
         self._reserve_in(found, receivers, now)
         there = self._in.reserve(receivers, leaves + wires.latency, passing, now, True)
         comes = there + first + np.maximum(passing - copying, 0.0)
@@ -399,6 +407,37 @@ class _Clocks:
         self._t[receivers] = np.maximum(sent, comes) + (wires.overhead + copying)
         released: Times = leaves + passing
         return released
+
+    def _are_behind(
+        self, senders: Ranks, receivers: Ranks, announced: Times, asked: Times
+    ) -> NDArray[np.bool_] | None:
+        """Return which messages are announced to ranks that were asked for their own by the sender before; None: none."""
+        if not self._wires.in_order:
+            return None
+        there = self._place_of(senders)[receivers]  # the message of each receiver, -1 if it sends none
+        late: NDArray[np.bool_] = (there >= 0) & (receivers[there] == senders) & (asked[there] <= announced)
+        return late if late.any() else None
+
+    def _pass_behind(
+        self, senders: Ranks, receivers: Ranks, now: Times, asked: Times, late: Any, first: Any, passing: Any
+    ) -> Times:
+        """Reserve the senders' cards where some requests wait for data; return when each message leaves."""
+        wires, leaves = self._wires, np.empty(len(senders))
+        first, passing = np.broadcast_to(first, len(senders)), np.broadcast_to(passing, len(senders))
+        # Of two ranks that exchange messages, at most one has to wait.
+        for some in (np.flatnonzero(~late), np.flatnonzero(late)):
+            if late[some[0]]:
+                there = self._place_of(senders)[receivers[some]]
+                asks = np.maximum(now[some] + wires.overhead, leaves[there] + passing[there])
+                asked[some] = asks + wires.latency
+            ready = asked[some] + wires.overhead + first[some]
+            leaves[some] = self._out.reserve(senders[some], ready, passing[some], now[some], True)
+        return leaves
+
+    def _place_of(self, senders: Ranks) -> Ranks:
+        place = np.full(len(self._t), -1)
+        place[senders] = np.arange(len(senders))
+        return place
 
     def _is_early(self, found: Any, receivers: Ranks, arrives: Times) -> NDArray[np.bool_]:
         """Return which messages have been looked at when their receives are posted."""
