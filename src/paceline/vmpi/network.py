@@ -5,6 +5,8 @@
     one connection    where that carries less than a card, messages to different ranks pass cards and uplinks at the same
                       time, in equal shares, each at the rate of a connection at most
     above the limit   announced first (o + L), requested by the receiver (L + o), then as above
+    MPI over TCP      a rank that is asked for its data before it hears of its partner's sends them first: what it asks
+                      for itself waits behind them, in the same connection (not where connections share a card)
     several cards     rank i of a node uses card i mod c
     behind switches   a message to a node of another switch also passes the uplink of each switch, shared by its nodes:
                       k nodes of rate B, oversubscribed f times, share k B / f in each direction
@@ -386,11 +388,11 @@ def _format_option(name: str, value: Any) -> str:
     return none if value is None else f"{value}{unit}"
 
 
-def parse_network(text: str, load_node: Callable[[str], Node] | None = None) -> Network:
+def parse_network(text: str, load_node: Callable[[str], Node | Network] | None = None) -> Network:
     """Create a network from its name and options.
 
     `load_node`: reads the file of a node that was measured, for `10gbe:machine=FILE`, or for FILE instead of a name:
-    all ranks are then on that node.
+    all ranks are then on that node, unless the file also has the network between such nodes.
 
     >>> parse_network("10gbe:latency=20us,ranks-per-node=4").latency
     2e-05
@@ -408,7 +410,9 @@ def parse_network(text: str, load_node: Callable[[str], Node] | None = None) -> 
     if load_node is None:
         raise unknown("network", name, known)
     if name.endswith(".json") or "/" in name:
-        return replace(known["loopback"], **{"node": load_node(name), **_changes(name, words, load_node)})
+        found = load_node(name)
+        measured = found if isinstance(found, Network) else replace(known["loopback"], node=found)
+        return replace(measured, **_changes(name, words, load_node))
     raise unknown("network", name, [*known, "a machine's .json file"])
 
 
@@ -437,7 +441,9 @@ CHOICES: dict[str, tuple[str, ...]] = {
 }
 
 
-def _changes(name: str, words: list[str], load_node: Callable[[str], Node] | None) -> dict[str, Any]:
+def _changes(
+    name: str, words: list[str], load_node: Callable[[str], Node | Network] | None
+) -> dict[str, Any]:
     changes: dict[str, Any] = {}
     choices = [*UNITS, *WHOLE, *NUMBERS, *CHOICES, *(["machine"] if load_node else [])]
     for word in words:
@@ -450,7 +456,8 @@ def _changes(name: str, words: list[str], load_node: Callable[[str], Node] | Non
         if option in changes or (option == "machine" and "node" in changes):
             raise UsageError(f"{name}: {key} is given twice")
         if option == "machine" and load_node is not None:
-            changes["node"] = load_node(value)
+            found = load_node(value)
+            changes["node"] = found.node if isinstance(found, Network) else found
         else:
             changes[option] = _value(name, option, value)
     return changes
@@ -786,6 +793,16 @@ class Wires:
         """True if arrival times may be those of messages that nothing slows down: `flow` is asked when they have come."""
         self._flows = count_up()
         self._shares: dict[tuple[str, int], _Shared] = {}  # cards and uplinks, by kind and number
+        self.in_order = (
+            network.copy_bandwidth < math.inf
+            and not network.uses_nccl
+            and network.stream >= network.bandwidth
+        )
+        """True if requests wait for data in the TCP connection of two ranks."""
+        self.passing: dict[tuple[int, int], tuple[float, float]] = {}
+        """Then, of the data of announced messages from one rank to another: when they were asked for, and when the last
+        byte leaves."""
+        self._announced: dict[tuple[int, int], float] = {}  # when the last announcement arrives
         self.limit, self.limit_inside = network.eager_limit, node.eager_limit
         count = network.nodes(ranks) if ranks else 0
         self._on_node = [0] * count
@@ -885,6 +902,8 @@ class Wires:
         if not eager:
             self.flow = None
             free = now + self.overhead
+            if self.in_order:
+                self._announced[source, dest] = free + latency
             return free, free + latency, 0.0
         copying, first, passing = self._parts(nbytes)
         ready = now + self.overhead + first
@@ -919,7 +938,12 @@ class Wires:
             return now, taking, now + taking + flight
         latency = self.latency * self._draw(0.0, self._sigma) if self._sigma else self.latency
         copying, first, passing = self._parts(nbytes)
-        ready = now + self.overhead + latency + self.overhead + first  # the request has reached the sender
+        asks = now + self.overhead
+        before, end = self.passing.get((dest, source), (math.inf, 0.0))
+        if before <= self._announced.get((source, dest), 0.0):
+            asks = max(asks, end)
+        asked = asks + latency
+        ready = asked + self.overhead + first  # the request has reached the sender
         if self.streamed:
             leaves, passing = self._pass_streamed(source, dest, ready, nbytes, latency, now)
             there = leaves + latency
@@ -931,6 +955,9 @@ class Wires:
                 leaves = self._pass_uplinks(source, dest, leaves, passing, nbytes, now)
             there = _reserve(self._in, self._gaps_in, self._card[dest], leaves + latency, passing, now, True)
         comes = there + first + (passing - copying if passing > copying else 0.0)
+        if self.in_order:
+            before, end = self.passing.get((source, dest), (math.inf, 0.0))
+            self.passing[source, dest] = before if end >= asked else asked, leaves + passing
         return comes, self.overhead + copying, leaves + passing
 
     def _pass_streamed(
