@@ -19,7 +19,7 @@ from paceline.simulate.options import Options
 from paceline.simulate.training import Simulation, simulate
 from paceline.training.rank import Fitted, Job
 from paceline.vmpi import Compute, Curves, Network, parse_network
-from paceline.vmpi.alike import NotAlike, Times, run_alike
+from paceline.vmpi.alike import GroupTime, NotAlike, run_alike
 from tests.simulate.costs import COSTS, WORK
 
 SUMS = ("native", "ring", "recursive-doubling", "auto")
@@ -210,6 +210,6 @@ def test_decision_by_clocks_that_differ_is_noticed() -> None:
 
 
 def test_times_are_numbers_of_each_rank() -> None:
-    times = Times(np.array([1.0, 2.0]))
+    times = GroupTime(np.array([1.0, 2.0]))
     assert (0.5 + times + times - 1.0).of.tolist() == [1.5, 3.5]
     assert float(times) == 1.0

@@ -56,7 +56,7 @@ from paceline.training.rank import (
 from paceline.training.resuming import Loss, train_surviving
 from paceline.vectors import Meter, carried
 from paceline.vmpi import Compute, Network
-from paceline.vmpi.alike import NotAlike, Times, run_alike
+from paceline.vmpi.alike import GroupTime, NotAlike, run_alike
 from paceline.vmpi.compute import Curves
 from paceline.vmpi.errors import RankFailed, SimulationError
 from paceline.vmpi.faults import load_faults
@@ -452,7 +452,7 @@ class SimulatedGroup(Simulated):
 
     def _spread(self, value: Any) -> Array:
         """Return a value of each rank, which may be the same for all of them."""
-        return np.broadcast_to(value.of if isinstance(value, Times) else value, len(self.comm.ranks))
+        return np.broadcast_to(value.of if isinstance(value, GroupTime) else value, len(self.comm.ranks))
 
     def collect(self, me: Worker, traffic: Any, *, in_step: bool, without_core: float) -> Collected:
         log, seconds = me.log, me.watch.seconds

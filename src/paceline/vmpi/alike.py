@@ -2,7 +2,7 @@
 
     a group       adjacent ranks that make the same calls, whatever their clocks say; one greenlet runs their program,
                   as the first of them
-    Times         the clocks of a group: what `Wtime` returns; they are added and subtracted like numbers
+    GroupTime     the clocks of a group: what `Wtime` returns; they are added and subtracted like numbers
     a collective  is called by all groups, and evaluated once
 
 Ten thousand ranks that compute and sum are a few operations on arrays in each step, instead of ten thousand Python
@@ -38,10 +38,10 @@ class NotAlike(Exception):  # noqa: N818 (the ranks are then simulated one by on
     """The ranks of a group do not do the same."""
 
 
-class Times:
+class GroupTime:
     """A time of each rank of a group; as a single number, that of the first.
 
-    >>> since = Times(np.array([3.0, 4.0])) - 1.0
+    >>> since = GroupTime(np.array([3.0, 4.0])) - 1.0
     >>> since.of.tolist(), since >= 2.0, float(since)
     ([2.0, 3.0], True, 2.0)
     """
@@ -51,13 +51,13 @@ class Times:
     def __init__(self, of: Array) -> None:
         self.of = of
 
-    def __add__(self, other: Any) -> Times:
-        return Times(self.of + _plain(other))
+    def __add__(self, other: Any) -> GroupTime:
+        return GroupTime(self.of + _plain(other))
 
     __radd__ = __add__  # the same bits in either order
 
-    def __sub__(self, other: Any) -> Times:
-        return Times(self.of - _plain(other))
+    def __sub__(self, other: Any) -> GroupTime:
+        return GroupTime(self.of - _plain(other))
 
     def __ge__(self, other: Any) -> bool:
         found = self.of >= _plain(other)
@@ -72,10 +72,10 @@ class Times:
 
 
 def _plain(given: Any) -> Any:
-    return given.of if isinstance(given, Times) else given
+    return given.of if isinstance(given, GroupTime) else given
 
 
-class Group:
+class AlikeRanks:
     """Ranks that do the same: their clocks, and the greenlet that runs their program."""
 
     def __init__(self, ranks: range) -> None:
@@ -100,7 +100,7 @@ class Together:
         self.wires = network.wires(len(self.ranks), random.Random(f"{seed} wires"))
         self.compute = start_compute(compute, network, self.wires, seed)
         self.carries = carries
-        self.groups = [Group(ranks) for ranks in groups]
+        self.groups = [AlikeRanks(ranks) for ranks in groups]
         self.messages = self.bytes = self.evaluated = 0
         self.reserved: list[float] = []
         self.evaluates = can_evaluate(self)
@@ -130,7 +130,7 @@ class Together:
                     group.greenlet.throw(GreenletExit)
         return values
 
-    def meet(self, group: Group, asked: Any, given: Any, finish: Callable[[list[Any]], Any]) -> Any:
+    def meet(self, group: AlikeRanks, asked: Any, given: Any, finish: Callable[[list[Any]], Any]) -> Any:
         """Wait until all groups have made this call; the last one finishes it with what each has given."""
         if self._given and self._asked != asked:
             raise NotAlike(f"some ranks call {asked[0]}, and others {self._asked[0]}")
@@ -172,7 +172,7 @@ class AlikeComm(Attributes):
     __slots__ = ("_attributes", "_group", "_together")
     time_only = True
 
-    def __init__(self, together: Together, group: Group) -> None:
+    def __init__(self, together: Together, group: AlikeRanks) -> None:
         self._together, self._group = together, group
         self._attributes: dict[int, Any] = {}
 
@@ -210,9 +210,9 @@ class AlikeComm(Attributes):
 
     # ---- the clock
 
-    def Wtime(self) -> Times:
+    def Wtime(self) -> GroupTime:
         """Return the clocks of the group's ranks."""
-        return Times(self._group.t)
+        return GroupTime(self._group.t)
 
     def Work(self, kind: str, amount: float) -> None:
         """Let every rank do an amount of work."""
