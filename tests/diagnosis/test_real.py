@@ -27,8 +27,7 @@ def test_real_runs(tmp_path: Path) -> None:
     timing = case_of(runs).at.timing
     summary = next(run.summary for run in runs if run.config["strategy"] == "sync")
     spent = {kind: seconds / timing.steps for kind, seconds in summary["seconds"].items()}
-    assert timing.compute == pytest.approx(spent["compute"], rel=1e-2)
-    assert 0 < timing.update <= 1.001 * spent["update"]  # of which some is outside of steps
-    assert timing.exchange + timing.wait <= 1.001 * (
-        spent["exchange"] + spent["wait"]
-    )  # which the start is part of
+    # Some of it is outside of steps: the start, and what a busy machine takes between them.
+    assert 0 < timing.compute <= 1.001 * spent["compute"]
+    assert 0 < timing.update <= 1.001 * spent["update"]
+    assert timing.exchange + timing.wait <= 1.001 * (spent["exchange"] + spent["wait"])
