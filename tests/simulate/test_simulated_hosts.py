@@ -75,4 +75,4 @@ def test_the_page_has_the_recorded_errors() -> None:
     recorded = json.loads((RESULTS / "simulated-hosts.json").read_text())["error of the mean step"]
     for kind in ("parameter-server", "sync", "exchange", "all"):
         errors = recorded[kind]
-        assert f"{100 * errors['median']:.0f} % | {100 * errors['largest']:.0f} % |" in PAGE
+        assert f"{100 * errors['median']:.1f} % | {100 * errors['largest']:.0f} % |" in PAGE
