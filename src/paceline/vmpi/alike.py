@@ -81,8 +81,6 @@ class AlikeRanks:
     def __init__(self, ranks: range) -> None:
         self.ranks = ranks
         self.t = np.zeros(len(ranks))
-        self.calls = 0
-        """The collective calls so far."""
         self.greenlet: Any = None
 
 
@@ -130,11 +128,10 @@ class Together:
                     group.greenlet.throw(GreenletExit)
         return values
 
-    def meet(self, group: AlikeRanks, asked: Any, given: Any, finish: Callable[[list[Any]], Any]) -> Any:
+    def meet(self, asked: Any, given: Any, finish: Callable[[list[Any]], Any]) -> Any:
         """Wait until all groups have made this call; the last one finishes it with what each has given."""
         if self._given and self._asked != asked:
             raise NotAlike(f"some ranks call {asked[0]}, and others {self._asked[0]}")
-        group.calls += 1
         self._asked = asked
         self._given.append(given)
         if len(self._given) == len(self.groups):
@@ -227,7 +224,7 @@ class AlikeComm(Attributes):
 
     def share(self, given: Any) -> list[Any]:
         """Return what each group gives, on all of them; it takes no time."""
-        found: list[Any] = self._together.meet(self._group, ("share",), given, lambda everything: everything)
+        found: list[Any] = self._together.meet(("share",), given, lambda everything: everything)
         return found
 
     def Dup(self) -> AlikeComm:
@@ -273,7 +270,7 @@ class AlikeComm(Attributes):
         def finish(everything: list[Any]) -> tuple[list[Any], Array]:
             return everything, together.pass_rounds(whole, recv, in_place=in_place)
 
-        given, sent = together.meet(self._group, asked, mine, finish)
+        given, sent = together.meet(asked, mine, finish)
         if not op.time_only:
             recv[...] = sum(given)
         start, stop = self._group.ranks.start, self._group.ranks.stop
@@ -296,7 +293,7 @@ class AlikeComm(Attributes):
             together.synchronize(name, nbytes)
             return everything
 
-        found: list[Any] = together.meet(self._group, (name, nbytes), given, finish)
+        found: list[Any] = together.meet((name, nbytes), given, finish)
         return found
 
 

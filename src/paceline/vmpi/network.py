@@ -910,8 +910,6 @@ class Wires:
         if self.streamed:
             leaves, passing = self._pass_streamed(source, dest, ready, nbytes, latency, now)
             there = leaves + latency
-            assert self.flow is not None
-            self.flow.finish = partial(_arrival, leaves, latency, first, copying)
         else:
             # Through both cards at once, if they are free: the first byte arrives after the latency.
             leaves = _reserve(self._out, self._gaps_out, self._card[source], ready, passing, now, False)
@@ -947,8 +945,6 @@ class Wires:
         if self.streamed:
             leaves, passing = self._pass_streamed(source, dest, ready, nbytes, latency, now)
             there = leaves + latency
-            assert self.flow is not None
-            self.flow.finish = partial(_arrival, leaves, latency, first, copying)
         else:
             leaves = _reserve(self._out, self._gaps_out, self._card[source], ready, passing, now, True)
             if self._switch[source] != self._switch[dest]:
@@ -973,6 +969,8 @@ class Wires:
         if crosses:
             start = max(start, self._held_up[up], self._held_up[down])
         self.flow = flow = Flow(next(self._flows), (source, dest), nbytes, start)
+        copying, first, _ = self._parts(nbytes)
+        flow.finish = partial(_arrival, start, latency, first, copying)
         flow.pass_through(self._share_of("out", out), 0.0, now)
         flow.pass_through(self._share_of("in", into), latency, now)
         if crosses:
