@@ -37,7 +37,7 @@ from where import where
 ROOT = Path(__file__).parent.parent
 SEEDS = (0, 1, 2)
 REPEATED = 3  # candidates of the study
-LOST = 1.5  # times as long to the target as the choice
+LOST = 1.2  # times as long to the target as the choice
 STARTING = 6.0  # seconds of a run besides training, at least
 
 

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -130,8 +131,12 @@ def test_a_rank_takes_its_share(
     a_rank(monkeypatch, 1, ranks)
     [(name, value)] = core_variables(list(range(6))).items()
     monkeypatch.setenv(name, value)
+    started = threading.Event()
+    thread = threading.Thread(target=started.wait)  # as a program may have, before its session begins
+    thread.start()
     take_cores()
-    assert bound == {0: mine}
+    started.set()
+    assert bound[os.getpid()] == bound[thread.native_id] == mine
     assert machine_cores() == usable_cores()
 
 

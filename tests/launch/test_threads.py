@@ -14,6 +14,7 @@ import pytest
 from paceline.errors import UsageError
 from paceline.launch import allocated_cores, apply_threads, threads_per_rank, usable_cores
 from paceline.launch import resources as _threads
+from paceline.launch.library import mpiexec
 from paceline.launch.resources import VARIABLES, cpu_quota
 from tests.ranks import on_ranks
 
@@ -103,3 +104,17 @@ def test_torch_is_held_if_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_bound_ranks_share_is_exact() -> None:
     """Rank r of 3 pretends to be bound: 0 to cores 0-3 alone, 1 and 2 together to cores 4-7."""
     assert on_ranks("tests.launch.cases:bound_shares", 3) == [[4, 2], [2, 1], [2, 1]]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "threads", "own", "policy"),
+    [(2, 2, None, "PASSIVE"), (1, 2, None, None), (2, 1, None, None), (2, 2, "ACTIVE", "ACTIVE")],
+)
+def test_threads_of_several_ranks_sleep_while_they_wait(
+    monkeypatch: pytest.MonkeyPatch, ranks: int, threads: int, own: str | None, policy: str | None
+) -> None:
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    if own is not None:
+        monkeypatch.setenv("OMP_WAIT_POLICY", own)
+    _, variables = mpiexec(ranks, ["true"], threads)
+    assert variables.get("OMP_WAIT_POLICY") == policy

@@ -591,7 +591,7 @@ def process_command(
     (['/tmp', '2', 'paceline', 'list'], '3')
     """
     python, _, *module = command
-    variables = clean(dict(os.environ)) | thread_variables(threads_per_rank(ranks, threads))
+    variables = clean(dict(os.environ)) | thread_variables(threads_per_rank(ranks, threads), ranks)
     return [python, "-c", START_PROCESSES, str(folder), str(ranks), *module], variables | dict(environment)
 
 

@@ -240,12 +240,8 @@ def mpiexec(
         options += terminal_options(library)
     if survive and can_survive(library):
         options += ["--with-ft", "ulfm"]
-    variables = (
-        clean(dict(os.environ))
-        | home_settings()
-        | settings
-        | thread_variables(threads or max(1, cores // here) if hosts else threads_per_rank(here, threads))
-    )
+    width = threads or max(1, cores // here) if hosts else threads_per_rank(here, threads)
+    variables = clean(dict(os.environ)) | home_settings() | settings | thread_variables(width, here)
     if one_node:
         variables = {name: value for name, value in variables.items() if not name.startswith("SLURM_")}
     variables |= environment or {}

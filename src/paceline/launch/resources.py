@@ -41,6 +41,7 @@ VARIABLES = (
     "NUMEXPR_NUM_THREADS",
     "VECLIB_MAXIMUM_THREADS",
 )
+WAIT_POLICY = "OMP_WAIT_POLICY"
 
 
 def usable_cores() -> int:
@@ -152,18 +153,26 @@ def threads_of_rank(comm: Any, given: int | None = None) -> int:
     return max(1, min(share, *(limit // int(ranks_here) for limit in _granted())))
 
 
-def thread_variables(threads: int) -> dict[str, str]:
-    """Return the environment that limits a process's thread pools to `threads` if it is set before the process starts.
+def thread_variables(threads: int, ranks_here: int = 1) -> dict[str, str]:
+    """Return the environment that limits the thread pools of each of `ranks_here` processes; set it before they start.
+
+    Threads of several ranks sleep while they wait for work, unless OMP_WAIT_POLICY is set: threads that wait busily keep
+    cores from those of other ranks. A GPT of 0.8 million parameters on 16 cores, milliseconds a step with busy and with
+    sleeping threads: 4 ranks of 4 threads 154 and 48, 8 ranks of 2 threads 82 and 29, but one process of 4 threads 40
+    and 47.
 
     >>> thread_variables(2)["OPENBLAS_NUM_THREADS"]
     '2'
     """
-    return dict.fromkeys(VARIABLES, str(threads))
+    variables = dict.fromkeys(VARIABLES, str(threads))
+    if ranks_here > 1 and threads > 1 and WAIT_POLICY not in os.environ:
+        variables[WAIT_POLICY] = "PASSIVE"
+    return variables
 
 
 def set_thread_variables(ranks_here: int, given: int | None = None) -> None:
     """Set the variables that limit this process's pools to its share of the cores; call it before NumPy is imported."""
-    os.environ.update(thread_variables(threads_per_rank(ranks_here, given)))
+    os.environ.update(thread_variables(threads_per_rank(ranks_here, given), ranks_here))
 
 
 def apply_threads(threads: int) -> None:
@@ -447,7 +456,7 @@ def core_variables(cores: list[int] | None) -> dict[str, str]:
 
 
 def take_cores() -> None:
-    """Bind this rank to its reserved cores, if there are any; call it before threads are started."""
+    """Bind this rank with all of its threads to its reserved cores, if there are any."""
     here = world()
     if here is None or CORES_VARIABLE not in os.environ:
         return
@@ -455,7 +464,9 @@ def take_cores() -> None:
     share = len(cores) // here.local_size
     mine = cores[here.local_rank * share : (here.local_rank + 1) * share]
     if mine:
-        os.sched_setaffinity(0, mine)
+        for thread in Path("/proc/self/task").iterdir():  # a program may have started some before
+            with suppress(ProcessLookupError):
+                os.sched_setaffinity(int(thread.name), mine)
 
 
 def machine_cores() -> int:
