@@ -16,6 +16,7 @@ from paceline.compare.verdict import implausible, verdict
 from paceline.diagnosis import diagnose
 from paceline.figures import Bars, Lines, Points
 from paceline.record import Run, find_runs
+from paceline.record.environment import describe_other_programs
 from paceline.report import document_of, write
 from paceline.report.contents import command_of
 from paceline.report.document import Document, Opening, Spread
@@ -110,6 +111,13 @@ CASES: dict[str, tuple[list[Way], float | None, str, str]] = {
         "Stay with serial, 1 rank: it reaches 90.00 % after 3.2 s; the difference from sync, 2 ranks is within the noise.",
         "Their times overlap",
     ),
+    "only a slower one overlaps": (
+        [("serial", 1, 1.9, 0.95), ("serial", 1, 2.3, 0.95, 1), ("sync", 2, 2.4, 0.95), ("sync", 2, 2.4, 0.95, 1),
+         ("psgd", 2, 2.2, 0.95), ("psgd", 2, 3.0, 0.95, 1)], 0.9,
+        "Stay with serial, 1 rank: it reaches 90.00 % first, after 2.1 s; the difference from psgd, 2 ranks is within the "
+        "noise.",
+        "Their times overlap: serial, 1 rank: 2 runs, 1.9 s to 2.3 s; psgd, 2 ranks: 2 runs, 2.2 s to 3 s. More seeds",
+    ),
     "times part": (
         [SERIAL, ("serial", 1, 4.4, 0.95, 1), ("sync", 2, 2.5, 0.95), ("sync", 2, 2.9, 0.95, 1)], 0.9,
         "Use sync, 2 ranks: it reaches 90.00 % first, after 2.7 s, 1.56 times as fast as serial, 1 rank (4.2 s).",
@@ -160,6 +168,15 @@ def test_the_answer_is_true(runs: list[Run], tmp_path: Path, case: str) -> None:
     assert sentence.replace("%", "\\%").replace("\\", "") in markdown_page(page, "f").split("\n\n")[
         1
     ].replace("\\", "")
+
+
+def test_the_answer_names_what_other_programs_slowed_down(runs: list[Run], tmp_path: Path) -> None:
+    serial, sync = made(runs, tmp_path, SERIAL, ("sync", 2, 2.5, 0.95))
+    [remark] = describe_other_programs(3.0, 4.0)
+    rewrite(serial.folder / "summary.json", remarks=[remark])
+    page = document_of([Run(serial.folder), sync], target=0.9)
+    slowed = "Other programs slowed down serial, 1 rank: measure again without them."
+    assert opening(page).sure.endswith(f"more seeds would tell. {slowed}")
 
 
 def test_simulated_rows_answer_if_nothing_else_was_compared(matrix: Path) -> None:

@@ -144,6 +144,35 @@ def test_what_takes_the_same_steps_more_slowly_is_left_out_without_a_run() -> No
     assert any("sync on 8 ranks" in line for line in left_out(search))
 
 
+def test_a_strategy_with_its_own_optimizer_is_compared_with_one_process_that_has_it() -> None:
+    server = replace(SERVER, optimizer="adaptive")
+    rule = one_thread(strategy="serial:rule=adaptive")
+    machine = four(ALONE=80.0, THREADS=80.0, SYNC=80.0, SERVER=10.0)
+    machine.seconds |= {server: 0.25, rule: 0.3}
+    machine.needs |= {server: 10.0, rule: 5.0}
+    search = search_on(machine, ALONE, THREADS, SYNC, server)
+    search.space = replace(search.space, alone=(1,))
+    search.run()
+    # 80 epochs of serial training say nothing about another optimizer.
+    assert server in search.times()
+    answer = conclude(search)
+    assert answer.chosen == rule
+    assert answer.found.endswith("; its steps are made by the rule adaptive, not by sgd")
+    assert "--strategy=serial:rule=adaptive" in answer.command
+
+
+def test_the_only_one_that_reached_the_target_is_not_certain_while_others_are_untried() -> None:
+    machine = four(ALONE=1.0)
+    machine.stop_after = 3.0
+    search = search_on(machine, ALONE, THREADS, SYNC, SERVER)
+    search.run()
+    assert conclude(search).sure == (
+        "how sure: not certain: no other has reached the target yet, and 3 candidates could not be tried to the end; the "
+        "search was interrupted"
+    )
+    assert left_out(search) == [f"3 candidates not tried, because the search was interrupted: {THREADS} and others"]
+
+
 def test_no_run_is_longer_than_the_fastest_so_far() -> None:
     machine = four(SERVER=1000.0)
     search = search_on(machine, ALONE, THREADS, SYNC, SERVER)
@@ -443,5 +472,5 @@ def test_a_run_that_is_ended_counts_as_far_as_it_got() -> None:
 def test_a_search_whose_first_runs_all_fail_ends() -> None:
     machine = four()
     machine.run = lambda candidate, **_: Failed(why="no data")  # type: ignore[method-assign, assignment, misc]
-    with pytest.raises(UsageError, match="no run succeeds: no data"):
+    with pytest.raises(UsageError, match="every run failed: no data"):
         search_on(machine, ALONE, THREADS, SYNC, SERVER).run()

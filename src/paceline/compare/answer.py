@@ -25,6 +25,7 @@ from paceline.compare.verdict import (
     standing,
 )
 from paceline.record import Run
+from paceline.record.environment import shared_cores
 from paceline.text import count, join, time_span
 
 # At most this many rows are named.
@@ -287,7 +288,8 @@ def _first(when: Sequence[Reached], rows: Sequence[Row], target: Target) -> Answ
     else:
         sentence += _against_serial(first, serial, rows) + noise
     sentence += _learned(row, rows) + _optimizer(row, rows)
-    return Answer(sentence=f"{sentence}.", sure=_sure(first, other, alike), row=row)
+    rival = next((one for one in alike if one is not first), other)
+    return Answer(sentence=f"{sentence}.", sure=_sure(first, rival, alike), row=row)
 
 
 def _against_serial(first: Reached, serial: Reached | None, rows: Sequence[Row]) -> str:
@@ -325,7 +327,15 @@ def _optimizer(row: Row, rows: Sequence[Row]) -> str:
 
 
 def _sure(first: Reached, other: Reached | None, alike: Sequence[Reached]) -> str:
-    """Say how many runs are behind an answer, and whether their times overlap."""
+    """Say how many runs are behind an answer, whether their times overlap, and whether other programs slowed them down."""
+    rows = [one.row for one in (first, other) if one is not None and shared_cores(one.row.remarks)]
+    named = "; ".join(map(name, rows))
+    slowed = f"Other programs slowed down {named}: measure again without them." if rows else ""
+    return " ".join(filter(None, (_spread(first, other, alike), slowed)))
+
+
+def _spread(first: Reached, other: Reached | None, alike: Sequence[Reached]) -> str:
+    """Say how many runs are behind an answer, and whether their times overlap; `other`: the one to compare it with."""
     if other is None:
         return _runs(first.row.runs)
     if first.row.runs == other.row.runs == 1:

@@ -122,9 +122,10 @@ class _Page:
             )
             opening = section.opening
             if opening is not None:
+                sure = f'<p class="note">{breakable(opening.sure)}</p>' if opening.sure else ""
                 items += (
                     f'<li><p class="title"><a href="{place}">{breakable(section.title)}</a></p>'
-                    f'<p class="answer">{breakable(opening.sentence)}</p>{_command(opening.command)}</li>'
+                    f'<p class="answer">{breakable(opening.sentence)}</p>{sure}{_command(opening.command)}</li>'
                 )
         return f'<ol class="index">{items}</ol>'
 

@@ -319,7 +319,9 @@ def markdown_page(document: Document, figures: str) -> str:
         parts += [_block(block, figures) for block in problems[0].opening.blocks()]
     elif problems:
         answers = (
-            (section.title, section.opening.sentence) for section in problems if section.opening is not None
+            (section.title, " ".join(filter(None, (section.opening.sentence, section.opening.sure))))
+            for section in problems
+            if section.opening is not None
         )
         parts.append("\n".join(f"- **{escape(title)}**: {escape(sentence)}" for title, sentence in answers))
     parts += [_text(text) for text in document.summary]

@@ -42,7 +42,7 @@ def conclude(search: Search) -> Answer:
         return _without_target(search)
     chosen, sure = _choose(search, best, found)
     others = sorted((one for one in found if one != chosen), key=lambda one: found[one].key)
-    second = "second best: nothing else reached the target" + _untried(search)
+    second = "second best: nothing else reached the target"
     if others:
         second = f"second best: {others[0]}, after {found[others[0]]}"
     missed = found[chosen].missed
@@ -51,7 +51,8 @@ def conclude(search: Search) -> Answer:
         chosen=chosen,
         epochs=search.epochs_needed(chosen),
         timing=found[chosen],
-        found=f"fastest to {search.goal}: {chosen}, after {found[chosen]} of {_simulated(search)}training{but}",
+        found=f"fastest to {search.goal}: {chosen}, after {found[chosen]} of {_simulated(search)}training{but}"
+        + _optimizer(search, chosen),
         sure=sure,
         second=second,
         command=spell_command(search, chosen, search.epochs_needed(chosen)),
@@ -78,7 +79,12 @@ def _choose(search: Search, best: Candidate, found: dict[Candidate, Timing]) -> 
     rivals = sorted((one for one in alike), key=lambda one: found[one].mean)
     if not rivals:
         if len(found) == 1:
-            return best, f"how sure: it is the only one that reached the target{why}"
+            if any(trial.untried for trial in search.trials.values()):
+                return (
+                    best,
+                    f"how sure: not certain: no other has reached the target yet{_untried(search)}{why}",
+                )
+            return best, f"how sure: no other candidate reached the target in the time that it had{why}"
         nearest = min((one for one in found if one != best), key=lambda one: found[one].key)
         ratio = found[best].times_as_fast(found[nearest])
         if ratio is None or found[best].missed != found[nearest].missed:
@@ -91,14 +97,13 @@ def _choose(search: Search, best: Candidate, found: dict[Candidate, Timing]) -> 
     runs = [len(found[one].seconds) + found[one].missed for one in (best, rivals[0])]
     faster = found[rivals[0]].mean / found[best].mean
     once = "the difference is within the noise"
+    speed = f"{faster:.2f} times as fast as" if faster > AS_FAST else "slightly faster than"
     if 1 in runs:
         once = (
             "each was run once" if runs == [1, 1] else f"{'it' if runs[0] == 1 else 'the other'} was run once"
         )
-    more = f" (as for {count(len(rivals) - 1, 'more', '')})" if len(rivals) > 1 else ""
-    return best, (
-        f"how sure: not certain: {faster:.2f} times as fast as {rivals[0]} on average, but {once}{more}{why}"
-    )
+    more = f"; the same is true of {count(len(rivals) - 1, 'other')}" if len(rivals) > 1 else ""
+    return best, (f"how sure: not certain: {speed} {rivals[0]} on average, but {once}{more}{why}")
 
 
 def _without_target(search: Search) -> Answer:
@@ -106,17 +111,17 @@ def _without_target(search: Search) -> Answer:
     nearest = search.nearest()
     if nearest is None:
         chosen = search.space.candidates[min(1, len(search.space.candidates) - 1)]
-        failed = next((trial.failed for trial in search.trials.values() if trial.failed), "")
-        found = (
-            f"no run was completed: {failed}"
-            if failed
-            else f"no run got to the end of an epoch ({search.over})"
-        )
+        failed = next((trial for trial in search.trials.values() if trial.failed), None)
+        found = f"no run got to the end of an epoch ({search.over})"
+        sure = "how sure: not at all: the command below has not been tried; a longer budget would tell"
+        if failed is not None:
+            chosen, found = failed.candidate, f"no run succeeded: {failed.failed}"
+            sure = "how sure: not at all: the command below is the one that failed"
         epochs = search.space.base.epochs
         return Answer(
             chosen=chosen, epochs=epochs, timing=None,
             found=found,
-            sure="how sure: nothing is known, and what is given has not been tried; a longer budget would tell",
+            sure=sure,
             second="second best: unknown",
             command=spell_command(search, chosen, epochs),
         )  # fmt: skip
@@ -137,6 +142,12 @@ def _without_target(search: Search) -> Answer:
         second=second,
         command=spell_command(search, nearest, epochs),
     )  # fmt: skip
+
+
+def _optimizer(search: Search, chosen: Candidate) -> str:
+    """Say that the chosen candidate does not make its steps by the run's update."""
+    update = search.space.base.update
+    return f"; its steps are made by the rule {chosen.optimizer}, not by {update}" if chosen.optimizer else ""
 
 
 def _nearest_point(search: Search, trial: Trial) -> tuple[float, float]:
@@ -160,7 +171,7 @@ def _why_not_sure(search: Search) -> str:
 
 def _untried(search: Search) -> str:
     number = sum(trial.untried for trial in search.trials.values())
-    return f"; {count(number, 'candidate')} could not be tried in time" if number else ""
+    return f", and {count(number, 'candidate')} could not be tried to the end" if number else ""
 
 
 def _simulated(search: Search) -> str:
@@ -190,7 +201,7 @@ def results(search: Search) -> str:
         key=lambda one: (one not in found, found[one].key if one in found else (), by_value.get(one, 0))
     )
     rows = [_row(search, one, found.get(one)) for one in tried[:MOST_ROWS]]
-    headings = ("", "s to target", "epochs", "s per epoch", search.goal.metric.name, "runs")
+    headings = ("", "s to target", "epochs", "s per epoch", f"best {search.goal.metric.name}", "runs")
     more = [f"and {len(tried) - MOST_ROWS} more"] if len(tried) > MOST_ROWS else []
     return "\n".join([table(rows, headings), *more]) if rows else ""
 
@@ -216,25 +227,26 @@ def _row(search: Search, one: Candidate, timing: Timing | None) -> Sequence[str]
 def left_out(search: Search) -> list[str]:
     """Say in a few lines what was not run, and why."""
     reasons: dict[str, list[Candidate]] = {}
+    lack = "because the search was interrupted" if search.interrupted else "for lack of time"
     for one, trial in search.trials.items():
         if trial.runs:
             continue
         if trial.failed:
             slow = trial.failed.startswith(TOO_SLOW)
-            reasons.setdefault(trial.failed if slow else f"failed: {trial.failed}", []).append(one)
+            reasons.setdefault(trial.failed if slow else f"that failed ({trial.failed})", []).append(one)
         elif trial.left_out:
             simulated = "simulator" in trial.left_out
-            kind = "too slow to win in the simulator" if simulated else "too slow to win, as measured"
+            kind = "too slow to win, as simulated" if simulated else "too slow to win, as measured"
             kind = (
-                "cannot win: others learn as much from a sample, faster"
+                "that cannot win, because others learn as much from a sample and are faster"
                 if "learns no more" in trial.left_out
                 else kind
             )
             reasons.setdefault(kind, []).append(one)
         elif trial.cut is not None:
-            reasons.setdefault("ended before the target, for lack of time", []).append(one)
+            reasons.setdefault(f"ended before the target, {lack}", []).append(one)
         else:
-            reasons.setdefault("not tried, for lack of time", []).append(one)
+            reasons.setdefault(f"not tried, {lack}", []).append(one)
     lines = [
         f"{count(len(those), 'candidate')} {why}: {those[0]}{' and others' if len(those) > 1 else ''}"
         for why, those in reasons.items()

@@ -150,7 +150,7 @@ class Runs:
         late = wall >= allowed
         if late:  # with more time it may succeed
             self.folder.forget_failures(lambda asked: asked != cell.key)
-            return Failed(why=f"ended after {wall:.0f} s", late=True), wall
+            return Failed(why=f"ended after {wall:.0f} s, because its time was over", late=True), wall
         why = show.outcome.removeprefix("failed: ")
         if why == NO_RECORD and not self._records:
             self.folder.forget_failures(lambda asked: asked != cell.key)
@@ -204,10 +204,11 @@ class Runs:
     def _observed(self, run: Run, wall: float | None = None) -> Observed:
         points = tuple(self.metric.points(run))
         if self.space.program is not None and not points and not run.summary["diverged"]:
-            known = ", ".join(names_in([run])) or "no metric"
+            known = ", ".join(names_in([run]))
+            calls = f"call ranks.validate({self.metric.name}=…) after each epoch"
+            records = f"{known}, but not {self.metric.name}: choose another target, or {calls}"
             raise UsageError(
-                f"{self.space.program.file} records {known}, but not {self.metric.name}: choose another target, or call "
-                f"ranks.validate({self.metric.name}=…) after each epoch"
+                f"{self.space.program.file} records {records if known else f'no metric: {calls}'}"
             )
         return Observed(
             epochs=max(len(run.epochs), 1),

@@ -65,6 +65,7 @@ MOST_SLOWER = (
     2.5  # times what is expected of a run or, for a program, the seconds of the fastest to the target
 )
 PATIENCE = 10.0  # seconds beyond that
+SIMULATED_RANK = 0.3  # times what an epoch of one process takes here, for each simulated rank beside it
 MOST_EPOCHS = 10_000
 MORE_EPOCHS = 4  # times those of the fastest so far, for a candidate whose speed has not been measured
 TOO_SLOW = "too slow"
@@ -171,7 +172,12 @@ class Timing:
 
     @property
     def mean(self) -> float:
-        """The geometric mean."""
+        """The mean, as reports show it."""
+        return fmean(self.seconds)
+
+    @property
+    def _centre(self) -> float:
+        """The geometric mean, about which the intervals are: noise multiplies times."""
         return math.exp(fmean(map(math.log, self.seconds)))
 
     @property
@@ -186,7 +192,7 @@ class Timing:
             return None
         error, freedom = self._error
         half = student(freedom) * error
-        return self.mean * math.exp(-half), self.mean * math.exp(half)
+        return self._centre * math.exp(-half), self._centre * math.exp(half)
 
     @property
     def _error(self) -> tuple[float, int]:
@@ -206,7 +212,7 @@ class Timing:
         if any(len(one.seconds) < 2 and one.noise is None for one in (self, other)):
             return None
         (ours, own), (theirs, others) = self._error, other._error
-        ratio, whole = math.log(other.mean / self.mean), ours**2 + theirs**2
+        ratio, whole = math.log(other._centre / self._centre), ours**2 + theirs**2
         if whole == 0:
             return math.exp(ratio), math.exp(ratio)
         half = student(whole**2 / (ours**4 / own + theirs**4 / others)) * math.sqrt(whole)
@@ -829,6 +835,8 @@ class Search:
         if seconds is not None:
             epochs = max(1, math.floor(min(MOST_EPOCHS, allowance / seconds) + 1e-9))
         if best is None and self.space.options is not None and (each := self._clock_seconds(candidate)):
+            if candidate.speed not in self._per_epoch:
+                each = max(each, SIMULATED_RANK * candidate.ranks * (self._alone() or 0.0))
             room = 0.1 * (self._search_end() - self.clock())
             epochs = min(epochs, max(1, int(room / each)))
         if best is None and seconds and (before := self._longest(self.trials[candidate])):
@@ -971,7 +979,11 @@ class Search:
         if self._failures >= min(HOPELESS, len(trials)) and not any(
             trial.runs or trial.cut for trial in trials
         ):
-            raise UsageError(f"no run succeeds: {next(trial.failed for trial in trials if trial.failed)}")
+            program = self.space.program
+            shows = "" if program is None else f"; `paceline run {program.file}` shows all of its output"
+            raise UsageError(
+                f"every run failed: {next(trial.failed for trial in trials if trial.failed)}{shows}"
+            )
 
     def _patience(self, candidate: Candidate, epochs: int) -> float:
         """Return the seconds after which a run is ended, because it is far slower than was to be expected."""

@@ -40,6 +40,8 @@ class Candidate:
     """None: the program's own."""
     lr: float | None = None
     """None: the model's or the program's own."""
+    optimizer: str = field(default="", compare=False)
+    """The rule that makes its steps, if that is an optimizer other than the run's update."""
 
     @property
     def layout(self) -> tuple[str, int, int]:
@@ -52,9 +54,9 @@ class Candidate:
         return (*self.layout, self.batch)
 
     @property
-    def steps(self) -> tuple[int | None, float | None]:
+    def steps(self) -> tuple[int | None, float | None, str]:
         """What determines the steps of a strategy that equals serial training."""
-        return self.batch, self.lr
+        return self.batch, self.lr, self.optimizer
 
     @property
     def serial(self) -> bool:
@@ -65,7 +67,7 @@ class Candidate:
     def equals_serial(self) -> bool:
         """True if its steps are those of serial training with the same batch and learning rate, up to rounding."""
         strategy = find_strategy(self.strategy)
-        return strategy is not None and strategy.equals_serial
+        return strategy is not None and strategy.equals_serial and not self.optimizer
 
     @property
     def kind(self) -> tuple[bool, bool]:
@@ -138,6 +140,8 @@ class Space:
     """The program that trains in its own loop; in its arguments, {batch} and {lr} stand for those of a candidate."""
     refused: dict[str, str] = field(default_factory=dict)
     """Strategies that cannot be used here, and why."""
+    alone: tuple[int, ...] = ()
+    """The threads that one process may have; empty: it is not searched."""
 
     @property
     def grows(self) -> bool:
@@ -165,10 +169,14 @@ class Space:
         )  # fmt: skip
 
     def neighbours(self, candidate: Candidate) -> list[Candidate]:
-        """Return the same candidate with twice and with half the learning rate."""
+        """Return the same candidate with twice and with half the learning rate, and one process with its optimizer."""
+        found = []
+        if candidate.optimizer and candidate.ranks > 1:
+            rule = f"{SERIAL}:rule={candidate.optimizer}"
+            found = [replace(candidate, strategy=rule, ranks=1, threads=each) for each in self.alone]
         if self.fixed_rates or candidate.lr is None:
-            return []
-        return [replace(candidate, lr=rounded(candidate.lr * factor)) for factor in (2.0, 0.5)]
+            return found
+        return [*found, *(replace(candidate, lr=rounded(candidate.lr * factor)) for factor in (2.0, 0.5))]
 
 
 @cache
@@ -221,13 +229,26 @@ def make_space(
     else:
         batches = BATCHES if options is None else FEWER
         found = [one for layout in allowed for one in _with_batches(layout, choices, samples, rate, batches)]
+        found = [replace(one, optimizer=_optimizer(one.strategy, base.update)) for one in found]
     found = list(dict.fromkeys(found))
     usual = found[0].batch if found else None
     first = [one for one in found if one.serial and one.batch == usual and one.lr == found[0].lr]
     return Space(
         base=base, candidates=(*first, *(one for one in found if one not in first)), cores=cores, rate=rate,
         fixed_rates=bool(choices.rates) or program is not None, options=options, program=program, refused=refused,
+        alone=tuple(dict.fromkeys(each for name, _, each in allowed if name == SERIAL)),
     )  # fmt: skip
+
+
+@cache
+def _optimizer(strategy: str, update: str) -> str:
+    """Return the rule that makes the steps of a strategy, if that is an optimizer other than the update.
+
+    >>> _optimizer("parameter-server", "sgd"), _optimizer("sync", "sgd")
+    ('adaptive', '')
+    """
+    made = find_strategy(strategy)
+    return "" if made is None else made.for_update(update).optimizer()
 
 
 def _layouts(choices: Choices, cores: int, nodes: int, *, threads: bool) -> Iterator[tuple[str, int, int]]:
