@@ -169,9 +169,8 @@ def test_a_batch_grows_in_steps_and_the_learning_rate_with_it(tmp_path: Path) ->
 
 def test_a_serial_run_that_no_ranks_have_beaten(tmp_path: Path) -> None:
     runs = made(tmp_path, SERIAL, ("sync", 4), given={"each": 0.1 * US}, network="1gbe", compute=False)
-    assert (
-        next_step(run_of(runs, "serial")) == "nothing: none of 1 run on ranks was faster and learned as much"
-    )
+    said = next_step(run_of(runs, "serial"))
+    assert said == "nothing: the run on 4 ranks was not faster, or learned less"
 
 
 def test_a_serial_run_that_diverged(tmp_path: Path) -> None:
@@ -181,13 +180,32 @@ def test_a_serial_run_that_diverged(tmp_path: Path) -> None:
     assert "--lr=1.0" in next_step(run)
 
 
+def test_a_run_that_learned_nothing(tmp_path: Path) -> None:
+    fit(strategy="serial", lr=1e-6, runs=tmp_path, **IRIS)
+    [run] = find_runs([tmp_path])
+    run.summary["test_accuracy"] = 1 / 3
+    said = next_step(run)
+    assert said.endswith("(it learned nothing with a learning rate of 1e-06: the usual one)")
+    assert "--lr" not in said
+    run.config["asked"]["lr"] = None
+    assert "--epochs=4" in next_step(run)
+
+
+def test_sync_on_one_rank_is_one_process(tmp_path: Path) -> None:
+    [run] = as_real(made(tmp_path, ("sync", 1), given={"each": 100 * US}, **TIME_ALONE), cores=4)
+    run.config["asked"] = {"on": "mpi", "lr": run.config["lr"]}
+    said = next_step(run)
+    assert "--strategy=sync -n 4" in said
+    assert said.endswith("times as fast, predicted)")
+
+
 def test_the_last_line_of_train(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs/broken").mkdir(parents=True)
     (tmp_path / "runs/broken/summary.json").write_text("{")
-    words = ["train", "--data", "iris", "--model", "mlp:8", "--epochs", "1", "--on", "sim", "-n", "1"]
+    words = ["train", "--data", "iris", "--model", "mlp:8", "--epochs", "30", "--on", "sim", "-n", "1"]
     assert main([*words, "--strategy", "serial"]) == 0
     *_, run, last = capsys.readouterr().out.splitlines()
     assert run.startswith("run: ")

@@ -8,6 +8,7 @@ import os
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -232,14 +233,14 @@ def test_the_command(
     page, *lines = capsys.readouterr().out.splitlines()
     assert page.startswith("page: http://127.0.0.1:")
     assert [line.partition(":")[0] for line in lines] == ["early", "late"]
-    assert "state complete, epoch 2 of 2" in lines[0]
+    assert "complete; epoch 2 of 2" in lines[0]
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["nothing"], "no such run or folder of runs: nothing"),
-        ([".", "--port", "99999"], "cannot serve on port 99999"),
+        ([".", "--port", "99999"], "port must be from 0 to 65535; got 99999"),
     ],
 )
 def test_bad_input(
@@ -266,6 +267,15 @@ def test_the_table_of_the_terminal(tmp_path: Path) -> None:
     assert "[bold]a" in text
     assert "waiting, by rank" in text
     assert "1: 50 %" in text
+
+
+def test_settings_are_shown_where_runs_differ_in_them(tmp_path: Path) -> None:
+    run = LiveRun(name="a", state="complete", epoch=1, epochs=1, settings="batch 64, lr 2")
+    assert "settings" not in State(runs=(run, replace(run, name="b"))).headings
+    assert "settings" in State(runs=(run, replace(run, name="b", settings="batch 64, lr 4"))).headings
+    trained(tmp_path, "a")
+    [found] = state_of([tmp_path]).runs
+    assert found.settings == "batch 10, lr 2"
 
 
 def test_the_table_of_a_narrow_terminal(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline.cli import main
 from paceline.commands import train
 from paceline.compare.rows import rows_of
 from paceline.compare.verdict import implausible, verdict
@@ -458,6 +459,31 @@ def test_the_candidates_of_a_search_are_rows_of_one_problem(runs: list[Run], tmp
     ]
     assert "missed the target" in html_page(page)
     assert "*missed the target*" in markdown_page(page, "figures")
+
+
+def test_candidates_that_missed_the_target_are_sorted_by_how_near_they_came(
+    runs: list[Run], tmp_path: Path
+) -> None:
+    searched(runs, tmp_path, (64, 2.0, 2, 4.0, 0), (64, 4.0, 2, 2.0, 0), (256, 4.0, 2, 1.0, 0))
+    for value, run in zip((0.5, 0.7, 0.6), find_runs([tmp_path]), strict=True):
+        line = {"epoch": 0, "loss": 1.0, "validation_accuracy": value, "train_seconds": 1.0}
+        (run.folder / "epochs.jsonl").write_text(f"{json.dumps(line)}\n")
+    page = document_of(find_runs([tmp_path]), context=context_of([tmp_path]))
+    assert [row[4] for row in table(page, "candidates-1").rows] == [0.7, 0.6, 0.5]
+
+
+def test_studies_beside_the_runs_are_named(
+    runs: list[Run], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs/mine").mkdir(parents=True)
+    made(runs, Path("runs"), SERIAL)
+    (tmp_path / "runs/mine/study.json").write_text(json.dumps({"format": 1, "title": "mine"}))
+    assert main(["report", "runs", "-o", "report.md"]) == 0
+    assert (
+        "not in this report, because they are studies or searches of their own: runs/mine\n"
+        in capsys.readouterr().out
+    )
 
 
 def test_of_candidates_the_fastest_is_given_unless_a_simpler_one_is_as_fast(

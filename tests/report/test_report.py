@@ -132,7 +132,7 @@ def test_accuracies_that_do_not_differ_are_not_drawn(runs: list[Run], tmp_path: 
 @pytest.mark.parametrize(
     ("tried", "said"),
     [
-        ({"serial": 2.0}, "serial, 1 rank, in 2.00 s; nothing else was tried."),
+        ({"serial": 2.0}, "serial, 1 rank, in 2.00 s; there is nothing to compare it with."),
         (
             {"sync": 2.0},
             "sync, 2 ranks, in 2.00 s is the fastest; there is no serial run to compare it with.",

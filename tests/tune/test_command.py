@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import shlex
 import signal
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from paceline.cli import main
+from paceline.commands import tune
 from paceline.compare.answer import Target, first_time
 from paceline.compare.metric import Goal
 from paceline.config import Config, Program
@@ -74,7 +76,8 @@ raise SystemExit(7)
         (["--target", "98%", "--strategy", "psgd", "-n", "1", "--batch", "100000"], "100000"),
         (["--target", "98%", "absent.py"], "absent.py"),
         (["--target", "98%", "--data", "mnist", "own.py"], "a program has its own data"),
-        ([], "--target"),
+        ([], "give a target: --target 98%"),
+        (["own.py", "--target", "98%"], "give a target before the program: paceline tune --target … own.py"),
     ],
 )
 def test_bad_input_is_refused_in_one_line_before_anything_is_started(
@@ -98,6 +101,21 @@ def test_bad_input_is_refused_in_one_line_before_anything_is_started(
     assert told.err.count("\n") == 1
     assert told.out == ""
     assert not (tmp_path / "runs").exists()
+
+
+def test_searches_for_other_machines_have_folders_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folders = []
+    for where in ([], ["--for", "4"], ["--for", "4", "--network", "10gbe:ranks-per-node=2"]):
+        words = ["tune", "--data", "iris", "--model", "mlp:8", "--target", "90%", *where]
+        parsed = argparse.ArgumentParser()
+        tune.add_arguments(parsed)
+        folders.append(tune.prepare(parsed.parse_args(words[1:]))[0].path.name)
+    assert folders == [
+        "tune-iris-mlp-8", "tune-iris-mlp-8-for-4", "tune-iris-mlp-8-for-4-10gbe-ranks-per-node-2",
+    ]  # fmt: skip
 
 
 def test_the_space_has_one_process_with_all_threads_and_ranks_with_threads() -> None:

@@ -170,7 +170,9 @@ def test_the_only_one_that_reached_the_target_is_not_certain_while_others_are_un
         "how sure: not certain: no other has reached the target yet, and 3 candidates could not be tried to the end; the "
         "search was interrupted"
     )
-    assert left_out(search) == [f"3 candidates not tried, because the search was interrupted: {THREADS} and others"]
+    assert left_out(search) == [
+        f"3 candidates not tried, because the search was interrupted: {THREADS} and others"
+    ]
 
 
 def test_no_run_is_longer_than_the_fastest_so_far() -> None:

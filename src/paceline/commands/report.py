@@ -108,6 +108,11 @@ def report_on(
     if tables is not None:
         write_tables(document, tables)
     _print_results(document)
+    given = {folder.resolve() for folder in folders}
+    if beside := [path for path in _studies_in(folders) if path.resolve() not in given]:
+        print(
+            f"not in this report, because they are studies or searches of their own: {', '.join(map(str, beside))}"
+        )
     for path in filter(None, (*outs, figures, tables)):
         print(f"report: {path}" if path in outs else f"files: {path}")
 

@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "paceline tune --target VALUE [options] [PROGRAM.py [arguments of the program]]"
     what = parser.add_argument_group("what to find")
     what.add_argument(
-        "--target", required=True, metavar="VALUE",
+        "--target", metavar="VALUE",
         help="what to reach on the validation samples: 98%%, accuracy>=0.98, loss<=0.3",
     )  # fmt: skip
     what.add_argument(
@@ -94,7 +94,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="with --for: the network between its ranks, such as 10gbe:ranks-per-node=16 (default: one machine)",
     )  # fmt: skip
     parser.add_argument(
-        "--runs", type=Path, metavar="DIR", help="folder for the runs (default: runs/tune-DATA-MODEL)"
+        "--runs",
+        type=Path,
+        metavar="DIR",
+        help="folder for the runs (default: runs/tune-DATA-MODEL or, with --for, runs/tune-DATA-MODEL-for-P-NETWORK)",
     )
     parser.add_argument("--quiet", action="store_true", help="show no progress")
     parser.add_argument(
@@ -212,6 +215,12 @@ def prepare(
     from paceline.tune.search import MOST_EPOCHS, Search
     from paceline.tune.space import USUAL_BATCH, USUAL_RATE, make_space
 
+    if args.target is None:
+        after = any(word.partition("=")[0] == "--target" for word in args.program)
+        where = (
+            f" before the program: paceline tune --target … {args.program[0]}" if after else ": --target 98%"
+        )
+        raise UsageError(f"give a target{where}")
     goal = Goal.parse(args.target)
     budget = duration(args.budget)
     if budget is None or budget < LEAST_BUDGET:
@@ -260,6 +269,8 @@ def prepare(
             batch=min(4 * USUAL_BATCH, max(one.batch or 1 for one in space.candidates)),
             options=options,
         )
+    if options is not None:
+        slug += f"-for-{cores}" + (f"-{_slug(args.network)}" if args.network else "")
     folder = Folder(args.runs or Path("runs") / f"tune-{slug}")
     folder.check()
     tell = _tell(began, quiet=args.quiet)

@@ -69,17 +69,16 @@ def _table(state: State) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    from paceline.report.live import HEADINGS
     from paceline.text import count, share
 
     table = Table(title=Text(state.plan) if state.plan else None, box=None, pad_edge=False)
-    for name in HEADINGS:
+    for name in state.headings:
         table.add_column(name, overflow="fold")
     shown = max(SHOWN, sum(run.state == "running" for run in state.runs))
     for run in state.runs[:shown]:
-        cells = dict(zip(HEADINGS, run.cells(), strict=True))
+        cells = {name: cell for name, cell in run.cells().items() if name in state.headings}
         # The time would be all that a narrow terminal shows, and lines should not be many.
-        cells["run"] = re.sub(r"^\d{8}-\d{6}-", "", cells["run"])
+        cells["run"] = re.sub(r"^\d{8}-\d{6}-|-[0-9a-f]{8}$", "", cells["run"])
         cells["quality"] = cells["quality"].partition(", ")[0]
         if len(run.waiting) > RANKS:
             cells["waiting, by rank"] = " to ".join(share(end(run.waiting.values())) for end in (min, max))
@@ -91,16 +90,21 @@ def _table(state: State) -> Table:
 
 def _print(places: list[Path]) -> None:
     """Print a line whenever a run has gone on, until Ctrl-C."""
-    from paceline.report.live import HEADINGS, state_of
+    from paceline.report.live import state_of
 
     said: dict[str, tuple[str, int]] = {}
     while True:
-        for run in reversed(state_of(places).runs):
+        state = state_of(places)
+        for run in reversed(state.runs):
             now = (run.state, run.epoch)
             if said.get(run.name) != now:
                 said[run.name] = now
-                words = zip(HEADINGS[1:], run.cells()[1:], strict=True)
-                print(
-                    f"{run.name}: {', '.join(f'{name} {cell}' for name, cell in words if cell)}", flush=True
-                )
+                cells = {
+                    name: cell for name, cell in run.cells().items() if cell and name in state.headings[1:]
+                }
+                words = [
+                    f"{'' if name in ('settings', 'quality', 'state') else name} {cell}".strip()
+                    for name, cell in cells.items()
+                ]
+                print(f"{run.name}: {'; '.join(words)}", flush=True)
         time.sleep(EVERY)

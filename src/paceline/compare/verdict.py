@@ -197,7 +197,11 @@ def _verdict(rows: Sequence[Row]) -> str:
     if than is None:
         return f"every {'run' if len(rows) == 1 else 'strategy tried'} diverged."
     if not others:
-        nothing = "nothing was tried on more than one rank" if _alone(rows) else "nothing else was tried"
+        nothing = (
+            "nothing was tried on more than one rank"
+            if _alone(rows)
+            else "there is nothing to compare it with"
+        )
         return f"{_timed(best(rows) or than)}; {nothing}{_diverged(rows)}."
     good = [row for row in others if as_good(row, than)]
     if not good:

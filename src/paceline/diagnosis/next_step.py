@@ -65,6 +65,8 @@ def next_step(run: Run) -> str:
         return _typed(member, {}, said)
     if row.serial and row.diverged:
         return _typed(run, {"lr": f"{run.config['lr'] / 2:g}"}, "it diverged: half the learning rate")
+    if row.guessed and not row.diverged:
+        return _learn_something(run)
     usable = not (row.diverged or row.oversubscribed)
     if usable and run.simulated is None and (found := _one_computes(run, alike)):
         return found
@@ -72,7 +74,7 @@ def next_step(run: Run) -> str:
         return (
             f"{NOTHING} yet: other programs were running, so its times say little; run it again without them"
         )
-    if row.serial:
+    if row.serial or (row.alone and getattr(built_in(row.strategy), "equals_serial", False)):
         return _after_serial(run, alike)
     return (usable and _one_process(run, alike)) or _advised(run, alike)
 
@@ -105,6 +107,16 @@ def _faster(row: Row, alike: Sequence[Run]) -> Row | None:
     same = found.members[0].folder in {one.folder for one in row.members}
     slower = row.train_seconds >= GAIN * found.train_seconds or bool(row.diverged)
     return found if slower and not same else None
+
+
+def _learn_something(run: Run) -> str:
+    """Return the model's own learning rate as advice for a run that learned nothing, or more epochs if it had that."""
+    rate = (run.config.get("asked") or {}).get("lr")
+    if rate is None:
+        return _typed(
+            run, {"epochs": str(MOST_GROWTH * run.config["epochs"])}, "it learned nothing: more epochs"
+        )
+    return _typed(run, {"lr": ""}, f"it learned nothing with a learning rate of {rate:g}: the usual one")
 
 
 def _one_computes(run: Run, alike: Sequence[Run]) -> str:
@@ -155,6 +167,8 @@ def _advised(run: Run, alike: Sequence[Run]) -> str:
         settings |= _instead(case, settings)
         short = cause.short or next((rule.short for rule in RULES if rule.name == cause.rule), NO_RULE)
         said = cause.words if cause.share is None else short
+        if ", and -" in cause.advice:  # the first reason belongs to the first advice
+            said = said.partition("; ")[0]
         aside = re.search(r"\(([^()]*)", advice)
         why = f"{said}; {aside[1]}" if aside else said
         return _typed(case.at.runs[-1], settings, why)
@@ -184,9 +198,13 @@ def _instead(case: Case, settings: Mapping[str, str]) -> dict[str, str]:
 def _after_serial(run: Run, alike: Sequence[Run]) -> str:
     """Return the number of ranks that would be fastest in theory, or why one process is the best choice."""
     threads, cores = int(run.summary["threads"]), place_of(run).cores
-    others = [one for one in alike if not is_serial(str(one.config["strategy"]))]
+    others = [
+        one for one in alike if not is_serial(str(one.config["strategy"])) and int(one.config["ranks"]) > 1
+    ]
     if others:
-        return f"{NOTHING}: none of {count(len(others), 'run')} on ranks was faster and learned as much"
+        if len(others) == 1:
+            return f"{NOTHING}: the run on {count(int(others[0].config['ranks']), 'rank')} was not faster, or learned less"
+        return f"{NOTHING}: none of {len(others)} runs on ranks was faster and learned as much"
     if run.simulated is not None:
         return _typed(run, {"strategy": "sync", "n": "4"}, "to see what ranks gain on this network")
     if cores == 1:
@@ -228,7 +246,7 @@ def _gain(run: Run, ranks: int) -> tuple[float, bool] | None:
 
 
 def _typed(run: Run, changes: dict[str, str], why: str) -> str:
-    """Return the command of a run with other settings, and why it is worth trying in brackets."""
+    """Return the command of a run with other settings (empty: the default), and why it is worth trying in brackets."""
     names = {setting.name for setting in fields(Config)} - {"replay"}
     values: dict[str, Any] = {name: run.config[name] for name in names if name in run.config}
     values["lr"] = (run.config.get("asked") or {}).get("lr", values.get("lr"))
@@ -237,7 +255,9 @@ def _typed(run: Run, changes: dict[str, str], why: str) -> str:
         values |= {"batch_per_rank": None, "lr_scaling": "none"}
     elif "batch_per_rank" in given:
         values["batch"] = None
-    values |= {name: KINDS.get(name, str)(value) for name, value in given.items() if name in names}
+    values |= {
+        name: KINDS.get(name, str)(value) if value else None for name, value in given.items() if name in names
+    }
     config = Config(**values)
     settings = as_arguments(config)
     chosen = f"--strategy={config.strategy}"

@@ -441,6 +441,8 @@ def limits(axis: Axis, values: Iterable[float], *, margin: float = 0.05) -> tupl
 
     >>> limits(Axis(label="a", bounds=(0, None)), [1, 9], margin=0.1)
     (0.0, 9.9)
+    >>> [round(end, 3) for end in limits(Axis(label="a", percent=True), [0.95, 0.95])]
+    [0.895, 1.002]
     """
     usable = [v for v in values if math.isfinite(v) and (v > 0 or not axis.log)]
     bounds = [v if v is not None and (v > 0 or not axis.log) else None for v in axis.bounds]
@@ -452,10 +454,11 @@ def limits(axis: Axis, values: Iterable[float], *, margin: float = 0.05) -> tupl
         found = [low / room, high * room]
     else:
         if low == high:
-            low, high = (low - 0.5 * abs(low), high + 0.5 * abs(high)) if low else (0.0, 1.0)
+            half = 0.05 if axis.percent else 0.5 * abs(low)
+            low, high = (low - half, high + half) if low else (0.0, 1.0)
         room = (high - low) * margin
         found = [0.0 if 0 <= low < 0.15 * high else low - room, high + room]
-        if axis.percent and high <= 1:
+        if axis.percent and max(usable, default=1.0) <= 1:
             found[1] = min(found[1], 1 + room / 2)
     first, last = (float(end if bound is None else bound) for end, bound in zip(found, bounds, strict=True))
     return (first, last) if first < last else (found[0], found[1])

@@ -46,7 +46,8 @@ STEPS = 4096
 WORK = ("compute", "exchange", "update", "wait")
 COLUMNS = [STEP_COLUMNS.index(name) for name in WORK]
 Rows = NDArray[np.float64]
-HEADINGS = ("run", "state", "epoch", "loss", "quality", "samples/s", "waiting, by rank", "left")
+MOST_PORT = 65535
+HEADINGS = ("run", "settings", "state", "epoch", "loss", "quality", "samples/s", "waiting, by rank", "left")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +60,8 @@ class LiveRun:
     epoch: int
     """The number of epochs that have ended."""
     epochs: int
+    settings: str = ""
+    """The batch, the learning rate and the threads, as far as they are known."""
     loss: float | None = None
     quality: str = ""
     """The metrics of the last epoch, on the validation samples."""
@@ -69,12 +72,13 @@ class LiveRun:
     left: float | None = None
     """Estimated seconds until the end; None if it is unknown, or if they are simulated."""
 
-    def cells(self) -> tuple[str, ...]:
-        """Return a line of the table."""
+    def cells(self) -> dict[str, str]:
+        """Return a line of the table, by its headings."""
         shown = ", ".join(f"{rank}: {share(part)}" for rank, part in list(self.waiting.items())[:RANKS])
         more = f" and {len(self.waiting) - RANKS} more" if len(self.waiting) > RANKS else ""
-        return (
+        values = (
             self.name,
+            self.settings,
             self.state,
             f"{self.epoch} of {self.epochs}",
             "" if self.loss is None else f"{self.loss:.4g}",
@@ -83,6 +87,7 @@ class LiveRun:
             shown + more,
             "" if self.left is None else clock_time(self.left),
         )
+        return dict(zip(HEADINGS, values, strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +97,12 @@ class State:
     runs: tuple[LiveRun, ...]
     plan: str = ""
     """What a study has done and will do next."""
+
+    @property
+    def headings(self) -> tuple[str, ...]:
+        """The headings of the table: with settings only if they differ, as in a search."""
+        same = len({run.settings for run in self.runs}) < 2
+        return tuple(name for name in HEADINGS if name != "settings" or not same)
 
     @property
     def busy(self) -> bool:
@@ -180,6 +191,7 @@ def _read(folder: Path) -> LiveRun | None:
         state=state,
         epoch=ended,
         epochs=int(config["epochs"]),
+        settings=_settings(config),
         loss=last.get("loss"),
         quality=_quality(last),
         speed=speed,
@@ -191,6 +203,14 @@ def _read(folder: Path) -> LiveRun | None:
         ),
         left=left if run.simulated is None else None,
     )
+
+
+def _settings(config: Mapping[str, Any]) -> str:
+    """Return the settings in which the runs of a search differ."""
+    named = {"batch": config.get("batch"), "lr": config.get("lr")}
+    words = [f"{name} {value:g}" for name, value in named.items() if isinstance(value, int | float)]
+    threads = config.get("threads")
+    return ", ".join([*words, *([count(threads, "thread")] if isinstance(threads, int) else [])])
 
 
 def _epochs(folder: Path) -> list[dict[str, Any]]:
@@ -313,10 +333,14 @@ class Follower:
         plan = f"<p>{escape(state.plan)}</p>" if state.plan else ""
         if not state.runs:
             return f"{plan}<p>no runs yet</p>"
-        head = "".join(f"<th>{escape(name)}</th>" for name in HEADINGS)
+        head = "".join(f"<th>{escape(name)}</th>" for name in state.headings)
         lines = [
             f'<tr class="{run.state}">'
-            + "".join(f"<td>{escape(cell)}</td>" for cell in run.cells())
+            + "".join(
+                f'<td class="{name.split()[0]}">{escape(cell)}</td>'
+                for name, cell in run.cells().items()
+                if name in state.headings
+            )
             + "</tr>"
             for run in state.runs
         ]
@@ -388,8 +412,8 @@ PAGE = """<!doctype html>
 body { font: 15px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 70rem; padding: 1rem }
 .box { overflow-x: auto } table { border-collapse: collapse } td, th { padding: .2rem .9rem .2rem 0; text-align: left }
 td, th { white-space: nowrap; vertical-align: top }
-td:nth-child(1), td:nth-child(5) { white-space: normal; min-width: 13rem }
-td:nth-child(7) { white-space: normal; min-width: 16rem }
+td.run, td.quality { white-space: normal; min-width: 13rem }
+td.settings, td[class^="waiting"] { white-space: normal; min-width: 9rem }
 summary { cursor: pointer; margin: .5rem 0 } h1 { font-size: 1.2rem; margin: 0 }
 tr.running td { font-weight: 600 } tr.diverged td, tr.stopped td, .ended #live { opacity: .6 }
 iframe { border: 0; width: 100%; height: 85vh; margin-top: 1rem }
@@ -467,9 +491,11 @@ def serve(places: Sequence[Path], port: int = 0) -> tuple[http.server.ThreadingH
         def log_message(self, *_: object) -> None:
             pass
 
+    if not 0 <= port <= MOST_PORT:
+        raise UsageError(f"port must be from 0 to {MOST_PORT}; got {port}")
     try:
         server = http.server.ThreadingHTTPServer((HOST, port), Handler)
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         raise UsageError(f"cannot serve on port {port}: {str(error).lower()}") from None
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -108,10 +108,11 @@ def results(
     )
 
 
-def time_to(row: Row, target: Target) -> tuple[bool, float]:
-    """Return a key that is lowest for the row that reached the target first with every run."""
+def time_to(row: Row, target: Target) -> tuple[bool, float, float]:
+    """Return a key that is lowest for the row that reached the target first with every run, or else came nearest to it."""
     found = reached(row, target)
-    return not found.all, found.mean if found.mean is not None else float("inf")
+    near = float("inf") if found.best is None else target.metric.key(found.best)
+    return not found.all, found.mean if found.mean is not None else float("inf"), near
 
 
 def describe_search(rows: Sequence[Row], target: Target) -> str:

@@ -244,7 +244,7 @@ def make_space(
 def _optimizer(strategy: str, update: str) -> str:
     """Return the rule that makes the steps of a strategy, if that is an optimizer other than the update.
 
-    >>> _optimizer("parameter-server", "sgd"), _optimizer("sync", "sgd")
+    >>> _optimizer("serial:rule=adaptive", "sgd"), _optimizer("sync", "sgd")
     ('adaptive', '')
     """
     made = find_strategy(strategy)
