@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property, lru_cache
+from io import BytesIO
 from math import gcd, prod
 from typing import Any
 
@@ -870,14 +871,12 @@ ARRAY: Any = np.ndarray
 ARRAY_KINDS = {np.dtype(letter): memory_of(np.empty(0, letter))[1] for letter in "?bBhHiIlLqQfdFD"}
 
 
-def write_bytes(view: memoryview, data: bytes, start: int = 0) -> None:
-    """Write bytes into memory, starting at byte `start`."""
-    if not data:
-        return
-    try:
-        (view if view.format == "B" and view.ndim == 1 else view.cast("B"))[start : start + len(data)] = data
-    except TypeError:  # complex numbers and records, which a memoryview cannot cast
-        as_bytes(view)[start : start + len(data)] = np.frombuffer(data, np.uint8)
+def write_bytes(memory: Any, data: bytes | memoryview) -> None:
+    """Write bytes to the start of contiguous memory, whatever its elements are."""
+    if data.__class__ is bytes:
+        BytesIO(data).readinto(memory)  # half the time of a memoryview that is cast
+    elif data:
+        as_bytes(memory)[: len(data)] = np.frombuffer(data, np.uint8)
 
 
 def unpack_spec(given: Any) -> tuple[Any, Any, Any, Any]:

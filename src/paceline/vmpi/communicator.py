@@ -125,7 +125,7 @@ class Probing:
             raise mpi_error(
                 "ERR_RANK", f"rank {source} does not exist; this communicator has ranks 0 to {self.reach - 1}"
             )
-        empty = Message(self.me, "", source, None, None, 0, "", NO_QUEUE, source, special.any_tag, True, 0.0)
+        empty = Message(self.me, "", source, NO_QUEUE, source, special.any_tag)
         empty.Free()
         return empty
 
@@ -160,20 +160,7 @@ class MatchedMessage(Handle):
             raise mpi_error("ERR_REQUEST", "the null message cannot be received")
         if isinstance(message, str):
             special = rank.kernel.special
-            message = Message(
-                rank,
-                "",
-                special.proc_null,
-                None,
-                None,
-                0,
-                "",
-                NO_QUEUE,
-                special.proc_null,
-                special.any_tag,
-                True,
-                0.0,
-            )
+            message = Message(rank, "", special.proc_null, NO_QUEUE, special.proc_null, special.any_tag)
             message.Free()
         if constant_name(self) is None:
             self._message = None
@@ -543,7 +530,7 @@ def _finished(rank: Any, name: str) -> Request:
 
 
 class PointToPoint(Probing):
-    """Messages between two ranks. `reach` and `peers` are the ranks that messages go to and come from."""
+    """Messages between two ranks. `peers` and `partners`: the ranks that they go to and come from, `reach` of them."""
 
     __slots__ = (
         "__weakref__",
@@ -552,6 +539,7 @@ class PointToPoint(Probing):
         "key",
         "me",
         "members",
+        "partners",
         "peers",
         "place",
         "rank",
@@ -568,6 +556,7 @@ class PointToPoint(Probing):
         self.kernel = state.kernel
         self.rank = self.place = rank
         self.members = self.peers = state.members
+        self.partners = state.ranks
         self.size = self.reach = len(state.members)
         self.context = state.context
         self.key = queue_of(state.context, rank)
@@ -576,8 +565,9 @@ class PointToPoint(Probing):
     def _forget(self) -> None:
         """Become null."""
         self.state = None
-        for name in ("context", "kernel", "key", "me", "members", "peers", "place", "rank", "reach", "size"):
-            delattr(self, name)
+        for name in PointToPoint.__slots__:
+            if name not in ("__weakref__", "state"):
+                delattr(self, name)
         self.__class__ = _find_null_class(type(self))
 
     # ---- sending
@@ -602,36 +592,46 @@ class PointToPoint(Probing):
         if tag < 0:
             raise mpi_error("ERR_TAG", f"a tag must be at least 0; got {tag}")
         try:
-            other = self.peers[dest]
+            receiver = self.partners[dest]
         except TypeError:  # mpi4py takes 1.0 for a rank
             return self.Isend(buf, int(dest), tag, name, synchronous)
-        kind: str | None = None
-        if buf.__class__ is ARRAY and buf.flags.c_contiguous:
-            kind = ARRAY_KINDS.get(buf.dtype)
-        if kind is None:
+        if (
+            buf.__class__ is not ARRAY
+            or not buf.flags.c_contiguous
+            or not (kind := ARRAY_KINDS.get(buf.dtype))
+        ):
             buf, kind = memory_of(buf)
-        nbytes = buf.nbytes
-        wires = kernel.wires
-        receiver = kernel.ranks[other]
-        eager = not (synchronous or kernel.rendezvous)
-        if me.node == receiver.node and wires.uniform:  # most messages: `wires.send`, inlined
-            eager = eager and nbytes <= wires.limit_inside
-            costs = me.inside.get(nbytes) or wires.inside_costs(me.node, nbytes)
-            own, flight, taking = costs[0] if eager else costs[1]
+        nbytes, other = buf.nbytes, receiver.number
+        if (
+            me.node == receiver.node and kernel.plain and not synchronous
+        ):  # most messages: `wires.send`, inlined
+            costs = me.inside.get(nbytes) or kernel.wires.inside_costs(me.node, nbytes)
+            own, flight, taking, eager = costs[3]
             me.t = free = me.t + own
-            arrives = flight + free
+            arrives = free + flight
         else:
-            number = me.number
-            eager = eager and wires.eager(number, other, nbytes)
+            eager = not (synchronous or kernel.rendezvous) and kernel.wires.eager(me.number, other, nbytes)
             if eager:
                 kernel.let_earlier_go(me)  # a network card is shared in the order of time
-            me.t, arrives, taking = wires.send(number, other, nbytes, me.t, eager)
+            me.t, arrives, taking = kernel.wires.send(me.number, other, nbytes, me.t, eager)
         data: Any = None
         if kernel.carries is None or kernel.carries(kind, nbytes):
             # An announced message stays in the sender's memory until the receiver fetches it.
             data = buf.tobytes() if eager or kernel.strict else memoryview(buf)
         message: Message = new(Message)
-        message.__init__(me, name, dest, buf, data, nbytes, kind, self.key, self.rank, tag, eager, taking)  # type: ignore[misc]
+        message.rank = me
+        message.name = name
+        message.dest = dest
+        message.data = data
+        message.nbytes = nbytes
+        message.kind = kind
+        message.to = self.key
+        message.source = self.rank
+        message.tag = tag
+        message.done = message.eager = eager
+        message.taking = taking
+        message.spent = False
+        message.origin = message.error = None
         kernel.messages += 1
         kernel.bytes += nbytes
         latest = me.latest
@@ -639,21 +639,35 @@ class PointToPoint(Probing):
             arrives = latest[other]
         else:
             latest[other] = arrives
-        if kernel.faults is not None and kernel.faults.intercept(self, message, other, arrives):
-            return message
         thing: Any = message
+        if kernel.checks:
+            thing = self._check_message(message, buf, receiver, arrives)
+            if thing is None:
+                return message
+        heappush(receiver.inbox, (arrives, next(kernel.sequence), thing))
+        if arrives < receiver.wake:  # `kernel.schedule`, inlined
+            receiver.wake = arrives
+            receiver.entry = entry = (
+                arrives if arrives > receiver.t else receiver.t, next(kernel.ties), receiver
+            )  # fmt: skip
+            heappush(kernel.heap, entry)
+        return message
+
+    def _check_message(self, message: Message, buf: Any, receiver: Any, arrives: float) -> Any:
+        """Watch a message and let faults and other messages delay it; return what arrives, None if it is lost or late."""
+        kernel, me, other = self.kernel, self.me, receiver.number
+        if kernel.strict:
+            message.view = buf
+            message.watch()
+        if kernel.faults is not None and kernel.faults.intercept(self, message, other, arrives):
+            return None
         if kernel.revises and me.node != receiver.node:
-            flow, order = wires.flow, kernel.in_flight
+            flow, order = kernel.wires.flow, kernel.in_flight
             thing = InFlight(
                 message, arrives, None if flow is None else flow.arrives, order.get((me.number, other))
             )
             order[me.number, other] = thing
-        heappush(receiver.inbox, (arrives, next(kernel.sequence), thing))
-        if receiver.waiting and arrives < receiver.wake:  # `kernel.schedule`, inlined
-            receiver.wake = arrives
-            receiver.version = version = receiver.version + 1
-            at = arrives if arrives > receiver.t else receiver.t
-            heappush(kernel.heap, (at, kernel.tie(), other, version))
+            return thing
         return message
 
     Rsend, Irsend = Send, Isend
@@ -680,8 +694,8 @@ class PointToPoint(Probing):
         if self.kernel.faults is not None:
             self.kernel.faults.detector.refuse(self, name)
         if "recv" not in name.lower():
-            return Message(self.me, name, peer, None, None, 0, "", self.key, self.rank, 0, True, 0.0)
-        request = ReceiveRequest(self.me, name, bytearray(), None, None)
+            return Message(self.me, name, peer, self.key, self.rank, 0)
+        request = receive_into(self.me, name, bytearray(), None, None)
         request.deliver(None, 0, peer, self.kernel.special.any_tag)
         return request
 
@@ -701,9 +715,9 @@ class PointToPoint(Probing):
         if tag is not None and tag == kernel.special.any_tag:
             tag = None
         receive: ReceiveRequest
-        if buf.__class__ is ARRAY:
+        if buf.__class__ is ARRAY and buf.flags.carray and (kind := ARRAY_KINDS.get(buf.dtype)):
             receive = new(ReceiveRequest)
-            receive.__init__(me, name, buf, source, tag)  # type: ignore[misc]
+            receive.__init__(me, name, buf, kind, source, tag)  # type: ignore[misc]
         else:
             receive = receive_into(me, name, buf, source, tag)
         me.t += kernel.wires.post

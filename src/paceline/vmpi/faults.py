@@ -444,6 +444,7 @@ class Faults:
         """Calls of the surviving ranks that some of them have not made yet."""
         self.agreement_calls: dict[tuple[str, int, int], int] = {}
         kernel.wires = FaultyWires(kernel.wires, self)
+        kernel.plain, kernel.checks = False, True
 
     def pace(self, number: int) -> RankPace:
         """Return the pace of a rank, for changing it."""

@@ -11,6 +11,7 @@ from typing import Any
 from paceline.vmpi.constants import IDENT, SIMILAR, UNDEFINED, UNEQUAL
 from paceline.vmpi.errors import BufferChanged, CollectiveMismatch, find_site, format_site, mpi_error
 from paceline.vmpi.handles import Handle, constant_name, constants
+from paceline.vmpi.kernel import NOT_WAITING
 from paceline.vmpi.requests import Request
 
 
@@ -190,6 +191,12 @@ class CommState:
         if self.groups is None:
             return self.members[dest]
         return int(self.groups[number in self.groups[0]][dest])
+
+    @cached_property
+    def ranks(self) -> list[Any]:
+        """The members themselves."""
+        ranks: list[Any] = self.kernel.ranks
+        return ranks if self.is_world else [ranks[member] for member in self.members]
 
     @cached_property
     def is_world(self) -> bool:
@@ -418,7 +425,7 @@ def meet(
             # A rank that is waiting already, or has ended, takes part in every round, from its own clock on: it may have
             # computed before it began to wait.
             if not (
-                (member.waiting or member.greenlet.dead)
+                (member.wake != NOT_WAITING or member.greenlet.dead)
                 and advance.attend(place, max(meeting.latest, member.t), waits=True)
             ):
                 member.advancing.append((advance, place))

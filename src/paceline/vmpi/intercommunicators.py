@@ -57,6 +57,7 @@ class Intercomm(Comm):
         self.rank = mine.index(number)
         self.place = state.members.index(number)
         self.members, self.peers = mine, theirs
+        self.partners = [state.kernel.ranks[member] for member in theirs]
         self.size, self.reach = len(mine), len(theirs)
         self.context = state.context
         self.key = queue_of(state.context, self.rank)

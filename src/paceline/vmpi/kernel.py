@@ -22,7 +22,7 @@ from __future__ import annotations
 import random
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from heapq import heapify, heappop, heappush, heappushpop
 from itertools import count
 from math import inf
@@ -50,8 +50,14 @@ from paceline.vmpi.requests import ReceiveRequest, Request
 POLLS_BEFORE_CHECK = 20_000
 # A time, and a tie, before all others.
 AT_ONCE = -1.0
+# The time at which a rank goes on that is not waiting: nothing that arrives wakes it.
+NOT_WAITING = -inf
 # Of a time, what is lost by rounding when it is computed in another order.
 ROUNDING = 1e-12
+
+
+# A time, a number that decides between ranks with the same time, and the rank.
+Entry = tuple[float, float, "Rank"]
 
 
 class Rank:
@@ -64,6 +70,7 @@ class Rank:
         "doing",
         "drained",
         "empty_polls",
+        "entry",
         "error",
         "greenlet",
         "inbox",
@@ -81,8 +88,6 @@ class Rank:
         "t",
         "unexpected",
         "value",
-        "version",
-        "waiting",
         "wake",
         "wild",
     )  # fmt: skip
@@ -97,9 +102,10 @@ class Rank:
         self.inbox: list[tuple[float, int, Any]] = []
         self.drained = -1.0
         """The arrival time up to which the rank has taken in what arrived."""
-        self.waiting = False
-        self.wake = inf
-        self.version = 0
+        self.entry: Any = None
+        """What stands for the rank in the kernel's heap; other entries of the rank there are out of date."""
+        self.wake = NOT_WAITING
+        """When the rank goes on if nothing arrives before."""
         self.advancing: list[tuple[Any, int]] = []
         """Non-blocking collectives that need more calls of this rank, and its place in them."""
         self.greenlet: Any = None
@@ -126,6 +132,10 @@ class Rank:
         self.value: Any = None
         self.error: BaseException | None = None
 
+    def __lt__(self, other: Rank) -> bool:
+        """Order entries of the heap that have the same time and the same tie."""
+        return self.number < other.number
+
 
 class Kernel:
     """The ranks of one simulation."""
@@ -144,6 +154,10 @@ class Kernel:
         self.wires = wires
         self.compute = compute
         self.strict, self.rendezvous = strict, rendezvous
+        self.plain = wires.uniform and not rendezvous
+        """True if a message inside a node costs what its bytes cost, and a short one does not wait for its receiver."""
+        self.checks = strict
+        """True if messages are watched, or faults or other messages may delay them."""
         self.carries = carries
         """In time-only simulation: True if a message of this kind and number of bytes carries its contents."""
         self.time_only = carries is not None
@@ -153,9 +167,9 @@ class Kernel:
         self.states: WeakValueDictionary[int, Any] = WeakValueDictionary()
         """The communicators in use, by context."""
         self.ranks = [Rank(self, number) for number in range(ranks)]
-        self.heap: list[tuple[float, float, int, int]] = []
-        """(time, tie, rank, version) of every rank that can run."""
-        self.tie = count().__next__ if seed == 0 else random.Random(seed).random
+        self.heap: list[Entry] = []
+        """Every rank that can run."""
+        self.ties: Iterator[float] = count() if seed == 0 else iter(random.Random(seed).random, None)
         self.sequence = count()
         self.contexts = count()
         self.messages = self.bytes = self.collectives = self.one_sided = 0
@@ -199,7 +213,7 @@ class Kernel:
         for rank, function in zip(self.ranks, functions, strict=True):
             rank.greenlet = greenlet(self._body(rank, function), self.hub)
             rank.greenlet.switch()  # started here, its stack begins at the bottom and not on top of another rank's
-            heappush(self.heap, (rank.t, self.tie(), rank.number, rank.version))
+            self.enter(rank, rank.t, next(self.ties))
         try:
             while (following := self._next()) is not None:
                 following.greenlet.switch()
@@ -238,19 +252,22 @@ class Kernel:
             rank.greenlet = None
             rank.open.clear()
 
-    def _next(self, entry: tuple[float, float, int, int] | None = None) -> Rank | None:
-        """Return the rank that runs next, with its clock set, or None. `entry`: an entry already taken off the heap."""
-        heap, ranks = self.heap, self.ranks
-        while entry is not None or heap or self.gathering is not None:
-            if entry is None and not heap:
+    def enter(self, rank: Rank, time: float, tie: float) -> None:
+        """Let a rank run at this time; of ranks with the same time, the one with the lowest tie runs first."""
+        rank.entry = entry = (time, tie, rank)
+        heappush(self.heap, entry)
+
+    def _next(self) -> Rank | None:
+        """Return the rank that runs next, with its clock set, or None."""
+        heap = self.heap
+        while heap or self.gathering is not None:
+            if not heap:
                 self.gathering.release()  # nobody else will call
-            time, _, number, version = heappop(heap) if entry is None else entry
-            entry = None
-            rank = ranks[number]
-            if rank.version == version and rank.alive:
+            entry = heappop(heap)
+            time, _, rank = entry
+            if rank.entry is entry and rank.alive:
                 if time > rank.t:
                     rank.t = time
-                rank.wake = inf
                 return rank
         return None
 
@@ -263,7 +280,7 @@ class Kernel:
         """
         if rank.advancing:
             self.advance(rank, waits=True)
-        inbox, heap, ranks = rank.inbox, self.heap, self.ranks
+        inbox, heap = rank.inbox, self.heap
         while not request.done:
             if inbox:
                 at = inbox[0][0]
@@ -274,30 +291,26 @@ class Kernel:
                     rank.drained, _, thing = heappop(inbox)
                     thing.arrive(rank)
                     continue
-                rank.version = version = rank.version + 1
                 rank.wake = at
-                entry = heappushpop(heap, (at, self.tie(), rank.number, version))
+                rank.entry = entry = (at, next(self.ties), rank)
+                entry = heappushpop(heap, entry)
             else:
-                rank.version += 1
                 rank.wake = inf
+                rank.entry = None
                 if not heap:
-                    rank.waiting = True
                     self.hub.switch()
-                    rank.waiting = False
+                    rank.wake = NOT_WAITING
                     continue
                 entry = heappop(heap)
-            number = entry[2]
-            following = ranks[number]
-            if following.version == entry[3] and following.alive:
-                if entry[0] > following.t:
-                    following.t = entry[0]
-                following.wake = inf
+            at, _, following = entry
+            if following.entry is entry and following.alive:
+                if at > following.t:
+                    following.t = at
             else:
-                following = self._next(entry)  # type: ignore[assignment]
+                following = self._next()  # type: ignore[assignment]
             if following is not rank:
-                rank.waiting = True
                 (self.hub if following is None else following.greenlet).switch()
-                rank.waiting = False
+            rank.wake = NOT_WAITING
             if inbox and inbox[0][0] <= rank.t:
                 rank.drained, _, thing = heappop(inbox)
                 thing.arrive(rank)
@@ -316,19 +329,19 @@ class Kernel:
                 return
         else:
             at = inf
-        rank.waiting = True
+        rank.wake = at
         self.sleep(rank, at)
-        rank.waiting = False
+        rank.wake = NOT_WAITING
         if inbox and inbox[0][0] <= rank.t:
             rank.drained, _, thing = heappop(inbox)
             thing.arrive(rank)
 
     def sleep(self, rank: Rank, until: float) -> None:
-        """Let other ranks run; return at `until`, or when something arrives for this rank while it is waiting."""
-        rank.wake = until
-        rank.version += 1
+        """Let other ranks run; return at `until`, or when something arrives before `rank.wake`."""
         if until < inf:
-            heappush(self.heap, (until, self.tie(), rank.number, rank.version))
+            self.enter(rank, until, next(self.ties))
+        else:
+            rank.entry = None
         self.switch(rank)
 
     def let_earlier_go(self, rank: Rank) -> None:
@@ -348,18 +361,18 @@ class Kernel:
         """
         began, heap = self._began, self.heap
         rank.behind = bool(heap) and heap[0][0] < rank.t
-        rank.version += 1
+        rank.entry = None
         began.append(rank)
         if self._earliest is None or rank.t < self._earliest.t:
             if self._earliest is not None:
-                heap.remove((self._earliest.t, AT_ONCE, self._earliest.number, self._earliest.version))
+                heap.remove(self._earliest.entry)
                 heapify(heap)
             self._earliest = rank
-            heappush(heap, (rank.t, AT_ONCE, rank.number, rank.version))
+            self.enter(rank, rank.t, AT_ONCE)
         self.switch(rank)
         if rank is self._earliest:
             for place, other in enumerate(began):
-                heappush(heap, (AT_ONCE, place, other.number, other.version))
+                self.enter(other, AT_ONCE, place)
             began.clear()
             self._earliest = None
             self.switch(rank)
@@ -401,10 +414,9 @@ class Kernel:
             self.faults.lose(dest, thing)
             return
         heappush(dest.inbox, (at, next(self.sequence), thing))
-        if dest.waiting and at < dest.wake:
+        if at < dest.wake:
             dest.wake = at
-            dest.version = version = dest.version + 1
-            heappush(self.heap, (at if at > dest.t else dest.t, self.tie(), dest.number, version))
+            self.enter(dest, at if at > dest.t else dest.t, next(self.ties))
 
 
 # ---- messages, and their matching with receives
@@ -442,27 +454,14 @@ class Message(Request):
     order: int
     view: Any
 
-    def __init__(
-        self, rank: Any, name: str, dest: int, view: Any,
-        data: bytes | memoryview | None, nbytes: int, kind: str,
-        to: int, source: int, tag: int, eager: bool, taking: float,
-    ) -> None:  # fmt: skip
-        self.rank = rank
-        self.name = name
-        self.dest = dest
-        self.data = data
-        self.nbytes = nbytes
-        self.kind = kind
-        self.to = to
-        self.source = source
-        self.tag = tag
-        self.done = self.eager = eager
-        self.taking = taking
-        self.spent = False
-        self.origin = self.error = None
-        if rank.kernel.strict:
-            self.view = view
-            self.watch()
+    def __init__(self, rank: Any, name: str, dest: int, to: int, source: int, tag: int) -> None:
+        """Make a message without contents; `PointToPoint.Isend` makes all others."""
+        super().__init__(rank, name)
+        self.dest, self.to, self.source, self.tag = dest, to, source, tag
+        self.data: bytes | memoryview | None = None
+        self.view = None
+        self.nbytes, self.kind, self.taking = 0, "", 0.0
+        self.done = self.eager = True
 
     @property
     def context(self) -> int:
@@ -518,44 +517,39 @@ class Message(Request):
 
     def arrive(self, rank: Any) -> None:
         """Match the message with a receive, or queue it as unexpected."""
-        to, tag = self.to, self.tag
-        queue = rank.posted.get(to)
-        if queue:
-            receive = queue[0]
-            wanted = receive.wanted_tag
-            if wanted is None or wanted == tag:
-                place = 0
-            else:
-                receive, place = _first_of(queue, tag)
-        else:
-            receive, place = None, 0
-        if rank.wild:
-            wild = rank.wild.get(to >> RANK_BITS, ())
-            found, at = _first_of(wild, tag)
-            if found is not None and (receive is None or found.order < receive.order):
-                del wild[at]
-                match(rank, found, self)
-                return
-        if receive is not None:
-            if place:
-                del queue[place]
-            else:
-                queue.popleft()
-            if self.eager and self.nbytes == receive.nbytes and self.kind == receive.kind:
+        queue = rank.posted.get(self.to)
+        if queue and not rank.wild and ((wanted := queue[0].wanted_tag) is ANY or wanted == self.tag):
+            receive, nbytes = queue.popleft(), self.nbytes  # most messages
+            if self.eager and nbytes == receive.nbytes and self.kind == receive.kind:  # `match`, inlined
                 rank.t += self.taking
-                receive.deliver(self.data, self.nbytes, self.source, tag)
-            else:
-                match(rank, receive, self)
+                receive.deliver(self.data, nbytes, self.source, self.tag)
+                return
+        else:
+            receive = _take_posted(rank, queue or (), self)
+        if receive is not None:
+            match(rank, receive, self)
             return
         self.order = next(rank.kernel.sequence)
-        waiting = rank.unexpected.get(to)
+        waiting = rank.unexpected.get(self.to)
         if waiting is None:
-            waiting = rank.unexpected[to] = deque()
+            waiting = rank.unexpected[self.to] = deque()
         waiting.append(self)
 
     def describe(self) -> str:
         """Describe the message and where it was sent."""
         return f"{self.nbytes:,} bytes with tag {self.tag} from {self.describe_request()}"
+
+
+def _take_posted(rank: Any, queue: Any, message: Message) -> Any:
+    """Remove the first receive that takes a message, of those in a queue and those from any source, and return it."""
+    receive, place = _first_of(queue, message.tag)
+    wild: Any = rank.wild.get(message.to >> RANK_BITS, ())
+    found, at = _first_of(wild, message.tag)
+    if found is not None and (receive is None or found.order < receive.order):
+        receive, queue, place = found, wild, at
+    if receive is not None:
+        del queue[place]
+    return receive
 
 
 def _first_of(receives: Any, tag: int) -> tuple[Any, int]:
@@ -569,7 +563,7 @@ def _first_of(receives: Any, tag: int) -> tuple[Any, int]:
 def post(rank: Any, context: int, receive: ReceiveRequest) -> None:
     """Post a receive: it takes a message that has already arrived, or waits for one."""
     source = receive.wanted_source
-    if source is None:
+    if source is ANY:
         rank.kernel.take_arrived(rank)  # only what has arrived by now can be taken at once
         message = take_unexpected(rank, context, ANY, receive.wanted_tag)
         if message is None:
@@ -739,7 +733,7 @@ def check_polling(kernel: Any, often: int) -> None:
     """Raise if no rank can make progress: each one is waiting or has polled `often` times, and nothing is on its way."""
     living = [rank for rank in kernel.ranks if rank.alive and not rank.greenlet.dead]
     for rank in living:
-        if rank.inbox or not ((rank.waiting and rank.wake == inf) or rank.empty_polls >= often):
+        if rank.inbox or not (rank.wake == inf or rank.empty_polls >= often):
             return
     looking = sum(rank.empty_polls >= often for rank in living)
     keep = "keeps" if looking == 1 else "keep"
@@ -752,7 +746,7 @@ def _report_deadlock(kernel: Any, waiting: list[Any], why: str) -> NoReturn:
     for rank in waiting:
         where = format_site(_place(rank))
         doing = rank.doing if isinstance(rank.doing, str) else rank.doing.describe_wait()
-        polls = rank.empty_polls and not rank.waiting
+        polls = rank.empty_polls and rank.wake == NOT_WAITING
         how = "is polling for messages" if polls else f"is waiting in {doing or 'a call'}"
         lines.append(f"rank {rank.number} {how} at {where}, {1e3 * rank.t:.6g} ms after the start")
         there = [message for queue in rank.unexpected.values() for message in queue]

@@ -1180,8 +1180,11 @@ class Wires:
         steps = StepCosts(between, combine, to_neighbour, shift if behind else None, behind)
         return _two_level(name, members, nodes, largest, nbytes, in_node, steps)
 
-    def inside_costs(self, node: int, nbytes: int) -> tuple[Any, Any, list[float] | None]:
-        """Return (send, flight, take) of an eager and of an announced message, and take of a long one by takers."""
+    def inside_costs(self, node: int, nbytes: int) -> tuple[Any, Any, list[float] | None, Any]:
+        """Return what a message inside a node costs: (send, flight, take) if it is eager and if it is announced.
+
+        Then take of a long one by takers, and (send, flight, take, True if eager) of one that nobody made synchronous.
+        """
         link, limit, ranks = self._node.link, self.limit_inside, self._sharing[node]
         by_takers = None
 
@@ -1203,7 +1206,8 @@ class Wires:
         kept = self.inside[node]
         if len(kept) >= CACHED:
             kept.clear()
-        kept[nbytes] = found = (*costs, by_takers)
+        usual = (*costs[0], True) if nbytes <= limit else (*costs[1], False)
+        kept[nbytes] = found = (*costs, by_takers, usual)
         return found
 
 

@@ -109,6 +109,7 @@ def run(
         fault.prepare(kernel)
     kernel.collectives_only = collectives_only
     kernel.revises = wires.revised = kernel.faults is None and wires.streamed
+    kernel.checks |= kernel.revises
     kernel.evaluates = kernel.faults is None and can_evaluate(kernel)
     world = CommState(kernel, range(ranks), "MPI_COMM_WORLD")
 

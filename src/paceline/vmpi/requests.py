@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from io import BytesIO
 from typing import Any
 
 import numpy as np
 from greenlet import getcurrent
 
 from paceline.vmpi.buffers import (
-    ARRAY,
-    ARRAY_KINDS,
     Elements,
     Layout,
     layout_of,
@@ -524,19 +523,14 @@ class ReceiveRequest(Request):
     origin: Any
     cancelled: Any
 
-    def __init__(self, rank: Any, name: str, buffer: Any, source: int | None, tag: int | None) -> None:
-        kind: str | None = None
-        if buffer.__class__ is ARRAY and buffer.flags.carray and (kind := ARRAY_KINDS.get(buffer.dtype)):
-            self.view = buffer.data
-            self.nbytes = buffer.nbytes
-        else:
-            self.view, kind = view, _ = memory_of(buffer)
-            self.nbytes = view.nbytes
-            if view.readonly and view.nbytes:
-                raise ReadOnly("a message cannot be received into a read-only buffer")
-        self.kind = kind
+    def __init__(
+        self, rank: Any, name: str, view: Any, kind: str, source: int | None, tag: int | None
+    ) -> None:
         self.rank = rank
         self.name = name
+        self.view = view
+        self.nbytes = view.nbytes
+        self.kind = kind
         self.done = self.spent = False
         self.error = self.origin = self.saved = self.cancelled = None
         self.wanted_source = source
@@ -565,13 +559,10 @@ class ReceiveRequest(Request):
                 self.error = BufferChanged(
                     f"the buffer of {self.describe()} was changed before the message from rank {source} arrived"
                 )
-            write_bytes(view, kept if data is None else kept[nbytes:], 0 if data is None else nbytes)
+            data = kept if data is None else data + kept[nbytes:]
             self.saved = None
         if data:
-            try:
-                view.cast("B")[:nbytes] = data
-            except TypeError:
-                write_bytes(view, data)
+            BytesIO(data).readinto(view)  # `write_bytes`, inlined
         self.source = source
         self.tag = tag
         self.count = nbytes
@@ -609,10 +600,10 @@ class ScatteredReceive(ReceiveRequest):
 
     def __init__(self, rank: Any, name: str, buffer: Any, source: int | None, tag: int | None) -> None:
         self._into = Elements(buffer)
-        if self._into.view.readonly and self._into.nbytes:
-            raise ReadOnly("a message cannot be received into a read-only buffer")
-        super().__init__(rank, name, bytearray(self._into.nbytes), source, tag)
-        self.kind = self._into.layout.kind
+        _check_writable(self._into.view)
+        super().__init__(
+            rank, name, memoryview(bytearray(self._into.nbytes)), self._into.layout.kind, source, tag
+        )
 
     def deliver(self, data: bytes | None, nbytes: int, source: int, tag: int) -> None:
         super().deliver(data, nbytes, source, tag)
@@ -621,10 +612,17 @@ class ScatteredReceive(ReceiveRequest):
 
 
 def receive_into(rank: Any, name: str, buffer: Any, source: int | None, tag: int | None) -> ReceiveRequest:
-    """Return a receive into a buffer given as one of mpi4py's lists."""
+    """Return a receive into a buffer: an array, other memory, or one of mpi4py's lists."""
     if isinstance(buffer, (list, tuple)) and not Elements(buffer).dense:
         return ScatteredReceive(rank, name, buffer, source, tag)
-    return ReceiveRequest(rank, name, buffer, source, tag)
+    view, kind = memory_of(buffer)
+    _check_writable(view)
+    return ReceiveRequest(rank, name, view, kind, source, tag)
+
+
+def _check_writable(view: memoryview) -> None:
+    if view.readonly and view.nbytes:
+        raise ReadOnly("a message cannot be received into a read-only buffer")
 
 
 def withdraw(rank: Any, receive: ReceiveRequest) -> None:

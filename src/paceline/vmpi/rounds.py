@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from heapq import heapify, heappop, heappush
+from heapq import heappop
 from math import inf
 from typing import Any, NamedTuple
 
@@ -61,7 +61,7 @@ class Gathering:
         kernel.gathering = None
         self.by_messages = True
         for place, number in enumerate(self.calls):
-            heappush(kernel.heap, (AT_ONCE, place, number, kernel.ranks[number].version))
+            kernel.enter(kernel.ranks[number], AT_ONCE, place)
         self.calls = {}
 
 
@@ -89,8 +89,7 @@ def evaluate(comm: Any, whole: Any, send: Any, recv: Any, op: Any) -> Sequence[i
         return None
     gathering.held = True
     gathering.calls[me.number] = send, recv
-    me.version += 1
-    me.wake = inf
+    me.entry = None
     me.doing = "a collective"
     if len(gathering.calls) < len(kernel.ranks):
         kernel.gathering = gathering
@@ -167,9 +166,8 @@ def _finish(kernel: Any, gathering: Gathering, whole: Any, op: Any) -> None:
         for _, into in calls.values():
             into[...] = out
     gathering.sent = sent.tolist()
-    heap, tie = kernel.heap, kernel.tie
-    heap += [(rank.t, tie(), rank.number, rank.version) for rank in ranks]
-    heapify(heap)
+    for rank in ranks:
+        kernel.enter(rank, rank.t, next(kernel.ties))
     gathering.calls = {}
 
 
