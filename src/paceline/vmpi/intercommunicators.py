@@ -59,7 +59,7 @@ class Intercomm(Comm):
         self.members, self.peers = mine, theirs
         self.partners = [state.kernel.ranks[member] for member in theirs]
         self.size, self.reach = len(mine), len(theirs)
-        self.context = state.context
+        self.context, self.base = state.context, queue_of(state.context, 0)
         self.key = queue_of(state.context, self.rank)
         self.me = state.kernel.ranks[number]
 

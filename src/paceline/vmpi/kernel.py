@@ -23,7 +23,7 @@ import random
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from heapq import heapify, heappop, heappush, heappushpop
+from heapq import heapify, heappop, heappush, heapreplace
 from itertools import count
 from math import inf
 from typing import Any, NoReturn
@@ -293,7 +293,7 @@ class Kernel:
                     continue
                 rank.wake = at
                 rank.entry = entry = (at, next(self.ties), rank)
-                entry = heappushpop(heap, entry)
+                entry = heapreplace(heap, entry)
             else:
                 rank.wake = inf
                 rank.entry = None
