@@ -420,6 +420,21 @@ def test_tree_crosses_an_uplink_once_in_a_round() -> None:
     assert slow.collective("Scatter", range(8), 1280) == 3 * post + (640 + 320 + 160) / 8
 
 
+def test_rabenseifner_halves_between_neighbours_before_it_crosses_an_uplink() -> None:
+    wires, post = _oversubscribed()
+    # Halves of 640 and 320 bytes behind a switch, then 160 of each of its 4 nodes through the uplink; all of it back again.
+    assert wires.collective("Reduce", range(8), 1280) == 6 * post + 2 * (640 + 320 + 4 * 160) / 16
+    assert wires.collective("Allreduce", range(8), 8) == 6 * post + 2 * (4 + 2 + 4 * 1) / 16
+    # An uplink that is half as fast as a card does not slow down what stays behind its switch.
+    slow = _network(
+        latency=0.0, overhead=0.0, nodes_per_switch=4, oversubscription=8.0, eager_limit=10**6
+    ).wires(8)
+    assert slow.collective("Reduce", range(8), 1280) == 6 * post + 2 * ((640 + 320) / 16 + 4 * 160 / 8)
+    # Ranks 0 to 2, 3 to 5 and 6 and 7 are behind three switches: of the second, 3 exchanges with 2, then 4 and 5 with 6 and 7.
+    steps = StepCosts(lambda n: n, lambda n: 0.0, behind=3)
+    assert [steps.pairs_apart(distance, 8) for distance in (1, 2, 4)] == [1, 3, 3]
+
+
 def test_message_between_sockets() -> None:
     slow = _network(ranks_per_node=4, sockets=2, socket_bandwidth=10.0, socket_latency=0.5).wires(4)
     near = _network(ranks_per_node=4).wires(4)

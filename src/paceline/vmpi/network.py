@@ -522,7 +522,8 @@ def _number(what: str, text: str) -> float:
 # Between switches a step takes as long as its messages take to pass the uplinks. In a step of a ring, and in a round of a
 # binomial tree, at most one message leaves each switch: in a tree those that send are as far apart as twice the distance
 # that they send to. In a step of Alltoall every rank sends to the rank d after it, and of the k behind a switch
-# min(d, p - d, k, p - k) send out of it. In all other exchanges all of them do.
+# min(d, p - d, k, p - k) send out of it. Rabenseifner's halves the array first between neighbours, so that what passes the
+# uplinks is short; in all other exchanges all of a switch send out of it.
 #
 # Thakur, Rabenseifner, Gropp, Optimization of collective communication operations in MPICH (2005).
 
@@ -547,6 +548,17 @@ class StepCosts(NamedTuple):
         [1, 2, 3, 4, 3, 2, 1]
         """
         return min(distance, ranks - distance, self.behind, ranks - self.behind)
+
+    def pairs_apart(self, distance: int, ranks: int) -> int:
+        """Return how many ranks of a switch send out of it if those whose numbers differ by a power of two exchange.
+
+        >>> steps = StepCosts(lambda n: n, lambda n: n, behind=4)
+        >>> [steps.pairs_apart(distance, 16) for distance in (1, 2, 4, 8)]
+        [0, 0, 4, 4]
+        """
+        numbers = np.arange(ranks)
+        switch = numbers // self.behind
+        return int(np.bincount(switch, switch != (numbers ^ distance) // self.behind).max())
 
 
 COSTS_LIKE = {
@@ -624,6 +636,13 @@ def collective_seconds(name: str, p: int, n: float, steps: StepCosts) -> float:
         """Return the cost of n bytes halved in every round: a scatter or, backwards, a gather."""
         return sum(step(n / 2**k) for k in range(1, rounds + 1))
 
+    def halving_nearby() -> float:
+        """Return the cost of n bytes halved in every round, first between neighbours; or, backwards, of a gather."""
+        shift = steps.shift
+        if shift is None:
+            return halving()
+        return sum(shift(n / 2 ** (k + 1), steps.pairs_apart(2**k, 2**rounds)) for k in range(rounds))
+
     def halves_combined() -> float:
         return sum(combine(n / 2**k) for k in range(1, rounds + 1))
 
@@ -651,15 +670,17 @@ def collective_seconds(name: str, p: int, n: float, steps: StepCosts) -> float:
         scattered = halving(to_neighbour)
         return min(rounds * to_neighbour(n), scattered + min(halving(), (p - 1) * to_neighbour(n / p)))
     if name in ("Reduce", "Reduce_scatter"):
-        scattered = uneven + halving() + halves_combined()
         if name != "Reduce":
-            return min(scattered, (p - 1) * (to_neighbour(n / p) + combine(n / p)))
-        return min(rounds * (to_neighbour(n) + combine(n)), scattered + halving(to_neighbour))
+            return min(
+                uneven + halving() + halves_combined(), (p - 1) * (to_neighbour(n / p) + combine(n / p))
+            )
+        scattered = uneven + halving_nearby() + halves_combined()
+        return min(rounds * (to_neighbour(n) + combine(n)), scattered + halving_nearby())
     if name == "Scan":
         return rounds * (exchange(n) + combine(n))
     if name in ("Allreduce", "Iallreduce"):
         doubling = rounds * (exchange(n) + combine(n)) + (uneven and exchange(n))
-        halved = uneven + 2 * halving() + halves_combined() + (uneven and exchange(n))
+        halved = uneven + 2 * halving_nearby() + halves_combined() + (uneven and exchange(n))
         ring = (p - 1) * (2 * to_neighbour(n / p) + combine(n / p))
         return min(doubling, halved, ring)
     if name == "Gather":
@@ -1148,7 +1169,7 @@ class Wires:
             return between(n, min(own, uplink))
 
         def shift(n: float, crossing: int) -> float:
-            return between(n, min(own, uplink / max(1, crossing)))
+            return between(n, min(own, uplink / crossing) if crossing else own)
 
         def in_node(name: str, ranks: int, n: float) -> float:
             if ranks <= 1:
