@@ -30,8 +30,9 @@ from typing import Any, NoReturn, TextIO
 ROOT = Path(__file__).parent.parent
 # Ranks that wait let others run, also where there is a core for each of them: other tests run there.
 YIELD = {"OMPI_MCA_mpi_yield_when_idle": "1", "MPIR_CVAR_ENABLE_HEAVY_YIELD": "1"}
-MANY = 9  # ranks of a job whose first case needs more than FEW
-FEW = 4
+FEW = 4  # ranks of a job that stays
+MANY = 6  # of one whose first case needs more, or is of a folder with cases that do
+WITH_MANY = ("tests.collectives.", "tests.strategies.")
 # Variables that change while tests run and mean nothing to ranks: torch sets one when it is imported.
 PASSING = ("PYTEST_CURRENT_TEST", "KMP_")
 
@@ -46,9 +47,8 @@ def on_ranks(
     if alone:
         job = Job(ranks, surroundings, time_limit)
     else:
-        job = (
-            _jobs.pop() if _jobs else Job(max(ranks, FEW if ranks <= FEW else MANY), surroundings, time_limit)
-        )
+        usual = MANY if ranks > FEW or case.startswith(WITH_MANY) else FEW
+        job = _jobs.pop() if _jobs else Job(max(ranks, usual), surroundings, time_limit)
     try:
         results = job.call(case, ranks, arguments, time_limit)
     except BaseException:

@@ -30,7 +30,7 @@ def names_for(nodes: list[int]) -> list[str]:
 def equals_allreduce(world: Any) -> None:
     """x after some steps is what one process gets that adds up all gradients, starting from rank 0's x."""
     steps = 3
-    for ranks in (1, 2, 3, 4, 7, 9):
+    for ranks in (1, 2, 3, 4, 6):
         with first(world, ranks) as comm:
             if comm is None:
                 continue

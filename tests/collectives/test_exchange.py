@@ -9,7 +9,7 @@ from tests.ranks import on_ranks
 
 
 def test_an_exchange_and_a_sliced_update_equal_one_process_adding_everything() -> None:
-    on_ranks("tests.collectives.exchanges:equals_allreduce", 9)
+    on_ranks("tests.collectives.exchanges:equals_allreduce", 6)
 
 
 def test_parts_cover_the_parameters_on_every_node() -> None:
