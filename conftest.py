@@ -16,9 +16,10 @@ from tests.components import missing
 hypothesis.settings.register_profile("same", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("same")
 
-# Folders whose tests run in one process: those of starting jobs, which look at idle cores and at processes that are left
-# over, those of reports, whose runs take long to make, and those whose ranks stay from case to case and import torch once.
-TOGETHER = ("tests/launch/", "tests/strategies/", "tests/report/", "tests/collectives/")
+# Folders whose tests run in one process, the longest first: those with Slurm, which mostly wait for its jobs, those of
+# starting jobs, which look at idle cores and at processes that are left over, those of reports, whose runs take long to
+# make, and those whose ranks stay from case to case and import torch once.
+TOGETHER = ("tests/slurm/", "tests/launch/", "tests/strategies/", "tests/report/", "tests/collectives/")
 
 
 def pytest_configure() -> None:
@@ -133,6 +134,16 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         del os.environ["PACELINE_CACHE"]
     else:
         os.environ["PACELINE_CACHE"] = before
+
+
+@pytest.fixture(scope="session")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The file of a machine with given costs: ranks are simulated on it without measuring this one first."""
+    from tests.simulate.costs import COSTS
+
+    path = tmp_path_factory.mktemp("machine") / "costs.json"
+    COSTS.save(path)
+    return str(path)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -35,7 +35,10 @@ def paceline(*words: str, cwd: Path, time_limit: float = 280) -> subprocess.Comp
     )  # fmt: skip
 
 
-def test_train_predict_and_report(tmp_path: Path) -> None:
+def test_train_predict_and_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
     strategies = []
     for how in ("--strategy serial", "--strategy sync", "-n 3 --strategy sync:allreduce=ring"):
         trained = paceline("train", *SMALL, *how.split(), "--json", cwd=tmp_path)
@@ -54,19 +57,20 @@ def test_train_predict_and_report(tmp_path: Path) -> None:
         assert run.steps["count"].sum() == 240
         assert run.environment["threads_per_rank"] >= 1
 
-        predicted = paceline("predict", result["run"], "--json", cwd=tmp_path)
-        assert json.loads(predicted.stdout)["accuracy"] == pytest.approx(result["test_accuracy"])
+        assert main(["predict", result["run"], "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["accuracy"] == pytest.approx(result["test_accuracy"])
 
     lines = paceline("predict", result["run"], cwd=tmp_path).stdout.split()
     assert len(lines) == 15
     assert set(map(int, lines)) <= {0, 1, 2}
-    assert paceline("predict", result["run"], "--out", "p.npz", cwd=tmp_path).returncode == 0
+    assert main(["predict", result["run"], "--out", "p.npz"]) == 0
     assert np.load(tmp_path / "p.npz")["scores"].shape == (15, 3)
 
-    report = paceline("report", "runs", "-o", "page.html", cwd=tmp_path)
-    assert report.returncode == 0, report.stderr
+    capsys.readouterr()
+    assert main(["report", "runs", "-o", "page.html"]) == 0
+    said = capsys.readouterr().out
     assert len(set(strategies)) == 3
-    assert all(strategy in report.stdout for strategy in strategies)
+    assert all(strategy in said for strategy in strategies)
     page = (tmp_path / "page.html").read_text()
     assert "Where the time went" in page
     assert "http" not in page  # one file, that needs no other

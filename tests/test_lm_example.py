@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import io
 import json
+import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
 from paceline import Run
+from paceline.cli import main
 from paceline.study.file import mistakes, read
 from paceline.text import count
 
@@ -31,22 +37,19 @@ def changed_lines(before: str, after: str) -> int:
     return max(marks.count("+"), marks.count("-"))
 
 
-def start(folder: Path, *words: str) -> str:
-    done = subprocess.run(
-        [sys.executable, *words], cwd=folder, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def perplexities_of_serial(text: str) -> list[float]:
     return [float(number) for number in re.findall(r"epoch \d: perplexity ([\d.]+)", text)]
 
 
 @pytest.fixture(scope="module")
-def serial(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+def serial() -> list[float]:
     """What serial.py prints after each epoch."""
-    return perplexities_of_serial(start(tmp_path_factory.mktemp("serial"), str(FOLDER / "serial.py"), *SMALL))
+    said = io.StringIO()
+    with pytest.MonkeyPatch.context() as patches, contextlib.redirect_stdout(said):
+        patches.setattr(sys, "argv", ["serial.py", *SMALL])
+        patches.syspath_prepend(FOLDER)
+        runpy.run_path(str(FOLDER / "serial.py"), run_name="__main__")
+    return perplexities_of_serial(said.getvalue())
 
 
 def test_the_page_says_what_the_kept_records_say() -> None:
@@ -73,14 +76,22 @@ def test_one_process_learns(serial: list[float]) -> None:
 
 
 def test_ddp_learns_the_same(serial: list[float], tmp_path: Path) -> None:
-    words = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
-    assert perplexities_of_serial(start(tmp_path, *words, str(FOLDER / "ddp.py"), *SMALL)) == pytest.approx(
-        serial, abs=0.02
+    words = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", str(FOLDER / "ddp.py")]
+    done = subprocess.run(
+        [sys.executable, *words, *SMALL], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
     )
+    assert done.returncode == 0, done.stderr
+    assert perplexities_of_serial(done.stdout) == pytest.approx(serial, abs=0.02)
 
 
-def test_ranks_learn_the_same(serial: list[float], tmp_path: Path) -> None:
-    start(tmp_path, "-m", "paceline", "run", "-n", "2", "--name", "lm", str(FOLDER / "parallel.py"), *SMALL)
+def test_ranks_learn_the_same(
+    serial: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    with patch.dict(os.environ):
+        words = ["run", "--on", "sim", "-n", "2", "--name", "lm", str(FOLDER / "parallel.py"), *SMALL]
+        assert main(words) == 0
     run = Run(tmp_path / "runs" / "lm")
     assert run.config["ranks"] == 2
     assert [epoch["metrics"]["perplexity"] for epoch in run.epochs] == pytest.approx(serial, abs=0.02)

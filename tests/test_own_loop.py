@@ -20,6 +20,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler  # noqa: E402
 
+from paceline.cli import main  # noqa: E402
 from paceline.comm.shared import PAGEMAP, CommonFile  # noqa: E402
 from paceline.config import SESSION  # noqa: E402
 from paceline.errors import UsageError  # noqa: E402
@@ -955,13 +956,13 @@ import paceline
 x, y = torch.arange(60.0).reshape(60, 1) / 60, torch.arange(60) // 30
 net = torch.nn.Linear(1, 2)
 with paceline.session(strategy="gossip") as ranks:
+    if sys.argv[1:] == ["fail"] and ranks.rank == 1:
+        raise RuntimeError("as asked")
     net, optimizer = ranks.attach(net, torch.optim.SGD(net.parameters(), lr=1.0))
     for epoch in ranks.epochs(2):
         for a, b in ranks.share((x, y), batch=12):
             optimizer.zero_grad()
             torch.nn.functional.cross_entropy(net(a), b).backward()
-            if sys.argv[1:] == ["fail"] and ranks.rank == 1:
-                raise RuntimeError("as asked")
             optimizer.step()
         ranks.validate(accuracy=(net(x).argmax(1) == y).float().mean())
 print("rank", ranks.rank, "of", ranks.size, sys.argv[1:])
@@ -1018,8 +1019,18 @@ def test_the_command_in_the_simulator(tmp_path: Path) -> None:
         (["--until", "nonsense", "program.py"], "a target must be a metric and a value"),
     ],
 )
-def test_bad_input_of_the_command(words: list[str], said: str, tmp_path: Path) -> None:
-    done = command(tmp_path, *words)
-    assert done.returncode == 2
-    assert said in done.stderr
-    assert done.stderr.count("\n") == 1
+def test_bad_input_of_the_command(
+    words: list[str],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "program.py").write_text("raise AssertionError('the program was started')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    assert main(["run", *words]) == 2
+    found = capsys.readouterr()
+    assert said in found.err
+    assert found.err.count("\n") == 1
+    assert found.out == ""

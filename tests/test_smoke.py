@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from paceline import fit, load_model, predict
+from paceline.cli import main
 from paceline.names import names
 from paceline.record import Run, find_runs
 from tests.ranks import ROOT, on_ranks
@@ -40,30 +41,29 @@ def test_every_strategy_trains_on_two_ranks_and_its_record_is_read_back(
     assert np.isfinite(load_model(run.folder).x).all()
 
 
-def test_simulated_ranks() -> None:
+def test_simulated_ranks(machine: str) -> None:
     settings = {"epochs": 1, "batch": 12, "quiet": True, "seed": 1}
     serial = fit("mlp:6", "iris", strategy="serial", **settings)
-    simulated = fit("mlp:6", "iris", strategy="sync", ranks=3, on="sim", **settings)
+    simulated = fit("mlp:6", "iris", strategy="sync", ranks=3, on="sim", machine=machine, **settings)
     assert simulated.model.x == pytest.approx(serial.model.x, abs=1e-5)
 
 
-def paceline(folder: Path, *words: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "paceline", *words], cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)},
+@pytest.mark.mpi
+def test_the_command_line_trains_predicts_and_reports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    small = "train -n 2 --data iris --model mlp:8 --epochs 2 --batch 10 --json --quiet"
+    trained = subprocess.run(
+        [sys.executable, "-m", "paceline", *small.split()], env={**os.environ, "PYTHONPATH": str(ROOT)},
         timeout=280, capture_output=True, text=True, stdin=subprocess.DEVNULL,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-@pytest.mark.mpi
-def test_the_command_line_trains_predicts_and_reports(tmp_path: Path) -> None:
-    small = "--data iris --model mlp:8 --epochs 2 --batch 10 --json --quiet"
-    result = json.loads(paceline(tmp_path, "train", "-n", "2", *small.split()))
+    assert trained.returncode == 0, trained.stderr
+    result = json.loads(trained.stdout)
     assert result["ranks"] == 2
-    predicted = json.loads(paceline(tmp_path, "predict", result["run"], "--json"))
-    assert predicted["accuracy"] == pytest.approx(result["test_accuracy"])
-    paceline(tmp_path, "report", "runs", "-o", "report.html", "-o", "report.pdf")
+    assert main(["predict", result["run"], "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["accuracy"] == pytest.approx(result["test_accuracy"])
+    assert main(["report", "runs", "-o", "report.html", "-o", "report.pdf"]) == 0
     assert "Where the time went" in (tmp_path / "report.html").read_text()
     assert (tmp_path / "report.pdf").read_bytes().startswith(b"%PDF")
 

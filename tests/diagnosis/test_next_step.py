@@ -200,12 +200,13 @@ def test_sync_on_one_rank_is_one_process(tmp_path: Path) -> None:
 
 
 def test_the_last_line_of_train(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, machine: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs/broken").mkdir(parents=True)
     (tmp_path / "runs/broken/summary.json").write_text("{")
     words = ["train", "--data", "iris", "--model", "mlp:8", "--epochs", "30", "--on", "sim", "-n", "1"]
+    words += ["--machine", machine]
     assert main([*words, "--strategy", "serial"]) == 0
     *_, run, last = capsys.readouterr().out.splitlines()
     assert run.startswith("run: ")

@@ -86,8 +86,8 @@ def test_a_run_under_way_is_not_resumed(tmp_path):
     assert not (Path(fitted.run) / "running").exists()
 
 
-def test_samples_of_ranks_that_are_gone_count(tmp_path):
-    settings = {"strategy": "sync", "batch": 30, "runs": tmp_path, "on": "sim"}
+def test_samples_of_ranks_that_are_gone_count(tmp_path, machine):
+    settings = {"strategy": "sync", "batch": 30, "runs": tmp_path, "on": "sim", "machine": machine}
     first = paceline.fit("mlp:4", "iris", ranks=4, epochs=2, checkpoint_every="epoch", **settings)
     epoch = first.samples_per_second * max(_busy(first)) / 2
     for ranks, epochs in ((1, 3), (3, 4), (3, 5)):

@@ -67,9 +67,9 @@ def block(folder: Path) -> None:
 
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_a_run_whose_folder_is_removed_writes_it_again(
-    ranks: int, places: Path, caplog: pytest.LogCaptureFixture
+    ranks: int, places: Path, machine: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    where: dict[str, Any] = {} if ranks == 1 else {"on": "sim", "ranks": ranks}
+    where: dict[str, Any] = {} if ranks == 1 else {"on": "sim", "ranks": ranks, "machine": machine}
     plain = fit(**COMMON, **where, strategy=Sync(), runs=None)
     train = disturbed(lambda: shutil.rmtree(the_run(places / "runs")))
     fitted = fit(**COMMON, **where, strategy=train, runs=places / "runs")
@@ -85,9 +85,9 @@ def test_a_run_whose_folder_is_removed_writes_it_again(
 
 @pytest.mark.parametrize(("ranks", "place"), [(1, "tmp"), (3, "tmp"), (1, "home")])
 def test_a_run_that_cannot_be_written_to_its_folder_is_saved_elsewhere(
-    ranks: int, place: str, places: Path, caplog: pytest.LogCaptureFixture
+    ranks: int, place: str, places: Path, machine: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    where: dict[str, Any] = {} if ranks == 1 else {"on": "sim", "ranks": ranks}
+    where: dict[str, Any] = {} if ranks == 1 else {"on": "sim", "ranks": ranks, "machine": machine}
 
     def disturb() -> None:
         block(the_run(places / "runs"))

@@ -25,7 +25,7 @@ STARTS_RANKS = True
 pytestmark = pytest.mark.requires("slurm")
 SMALL = ("--data", "iris", "--model", "mlp:8", "--epochs", "1", "--batch", "10", "--json", "--quiet")
 TRAIN = (sys.executable, "-m", "paceline", "train", *SMALL)
-UNTIDY = (sys.executable, str(ROOT / "tests/launch/untidy.py"), "train", *SMALL)
+UNTIDY = (sys.executable, str(ROOT / "tests/slurm/untidy.py"), "train", *SMALL)
 KIND = find().kind
 REFUSAL = "paceline train: srun cannot start Open MPI"
 
