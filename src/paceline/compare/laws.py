@@ -114,6 +114,8 @@ def fit_line(sizes: tuple[int, ...], seconds: Array) -> tuple[float, float]:
         slopes = np.stack([a / fitted, b * x / fitted], axis=1)
         step, *_ = np.linalg.lstsq(slopes, logs - np.log(fitted))
         a, b = (float(v) for v in np.array([a, b]) * np.exp(np.clip(step, -1, 1)))
+        if np.abs(step).max() < 1e-12:
+            break
     return a, b
 
 
