@@ -78,15 +78,18 @@ def test_one_process_learns(serial: list[float]) -> None:
 def test_ddp_learns_the_same(serial: list[float], tmp_path: Path) -> None:
     words = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", str(FOLDER / "ddp.py")]
     done = subprocess.run(
-        [sys.executable, *words, *SMALL], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, *words, *SMALL],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert perplexities_of_serial(done.stdout) == pytest.approx(serial, abs=0.02)
 
 
-def test_ranks_learn_the_same(
-    serial: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_learn_the_same(serial: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     with patch.dict(os.environ):
