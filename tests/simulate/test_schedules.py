@@ -1,5 +1,5 @@
-"""Every variant of every strategy under random schedules: messages late by a random time, work longer by a random factor, one
-rank slow, on every network three times with and without eager messages, buffers watched. One that fails is tried alone with
+"""Every variant of every strategy under random schedules: messages late by a random time, work longer by a random factor,
+one rank slow, on every network three times with and without eager messages, buffers watched. One that fails is tried alone:
 
     python -m pytest 'tests/simulate/test_schedules.py::test_schedules[elastic:every=2-2]'
 """
