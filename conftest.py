@@ -17,9 +17,16 @@ hypothesis.settings.register_profile("same", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("same")
 
 # Folders whose tests run in one process, the longest first: those with Slurm, which mostly wait for its jobs, those of
-# starting jobs, which look at idle cores and at processes that are left over, those of reports, whose runs take long to
-# make, and those whose ranks stay from case to case and import torch once.
-TOGETHER = ("tests/slurm/", "tests/launch/", "tests/strategies/", "tests/report/", "tests/collectives/")
+# starting jobs, which look at idle cores and at processes that are left over, those of reports and of the diagnosis, which
+# share runs that take long to make, and those whose ranks stay from case to case and import torch once.
+TOGETHER = (
+    "tests/slurm/",
+    "tests/launch/",
+    "tests/strategies/",
+    "tests/report/",
+    "tests/diagnosis/",
+    "tests/collectives/",
+)
 
 
 def pytest_configure() -> None:

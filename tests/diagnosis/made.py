@@ -43,15 +43,10 @@ def made(
 ) -> list[Run]:
     """Simulated runs, each a strategy, a number of ranks and perhaps settings of its own, of one problem.
 
-    Those that another test has made are copied.
+    A run that another test has made is copied.
     """
     folder.mkdir(parents=True, exist_ok=True)
     machine = costs(folder, **(given or {}))  # type: ignore[arg-type]
-    key = repr((runs, given, settings))
-    if key in _kept and not (folder / "runs").exists():
-        shutil.copytree(_kept[key], folder / "runs")
-        return find_runs([folder / "runs"])
-    new = not (folder / "runs").exists()
     for strategy, ranks, *own in runs:
         chosen = {
             "model": "mlp:30",
@@ -64,18 +59,16 @@ def made(
         chosen |= settings | dict(*own)
         if strategy == "serial":
             chosen.pop("slow", None)
-        fit(
-            strategy=strategy,
-            ranks=ranks,
-            on="sim",
-            machine=machine,
-            runs=folder / "runs",
-            quiet=True,
-            **chosen,
-        )
-    if new:
-        _kept[key] = Path(tempfile.mkdtemp(dir=os.environ["PACELINE_CACHE"])) / "runs"
-        shutil.copytree(folder / "runs", _kept[key])
+        key = repr((strategy, ranks, given, sorted(chosen.items())))
+        if key not in _kept:
+            kept = tempfile.mkdtemp(dir=os.environ["PACELINE_CACHE"])
+            fitted = fit(
+                strategy=strategy, ranks=ranks, on="sim", machine=machine, runs=kept, quiet=True, **chosen
+            )
+            assert fitted.run is not None
+            _kept[key] = fitted.run
+        number = len(find_runs([folder / "runs"])) if (folder / "runs").exists() else 0
+        shutil.copytree(_kept[key], folder / "runs" / f"{number:03}-{_kept[key].name}")
     return find_runs([folder / "runs"])
 
 
