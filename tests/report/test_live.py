@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
+import shutil
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -21,7 +23,7 @@ from paceline.cli import main
 from paceline.commands import watch
 from paceline.config import Config
 from paceline.record import STEP_COLUMNS
-from paceline.report.live import LiveRun, State, serve, state_of
+from paceline.report.live import Follower, LiveRun, State, serve, state_of
 from paceline.study.cells import Cell
 from paceline.study.folder import Folder
 from paceline.worker import worker
@@ -149,6 +151,8 @@ def test_studies_in_a_folder_are_followed_while_they_go_on(tmp_path: Path) -> No
     (tmp_path / "second/.lock").write_text(f"{gone()}\n")
     trained(tmp_path, "own")
     assert [run.name for run in state_of([tmp_path]).runs] == ["own"]
+    with Folder(tmp_path / "second").lock():  # what goes on comes first
+        assert [run.name for run in state_of([tmp_path]).runs] == ["of-second", "own"]
 
 
 # ---- the page
@@ -207,6 +211,21 @@ def test_nothing_else_is_served(address: str, path: str, host: str, status: int)
     refused.value.close()
 
 
+def test_the_report_rests_while_runs_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    monkeypatch.setattr(Follower, "_write", lambda self: made.append("") or f"report {len(made)}")
+    trained(tmp_path, "first")
+    unfinished(trained(tmp_path, "going-on"), process=os.getpid())
+    follower = Follower([tmp_path])
+    assert follower.report() == "report 1"
+    version, follower._due = follower.version(), math.inf
+    trained(tmp_path, "second")
+    assert (follower.report(), follower.version()) == ("report 1", version)
+    shutil.rmtree(tmp_path / "going-on")
+    assert follower.version() != version
+    assert follower.report() == "report 2"
+
+
 def test_a_folder_that_was_removed(tmp_path: Path, address: str) -> None:
     tmp_path.rmdir()
     assert "no such run or folder of runs" in get(address)[0]
@@ -234,6 +253,22 @@ def test_the_command(
     assert page.startswith("page: http://127.0.0.1:")
     assert [line.partition(":")[0] for line in lines] == ["early", "late"]
     assert "complete; epoch 2 of 2" in lines[0]
+
+
+def test_ctrl_c_while_the_report_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    def leave(status: int) -> None:
+        raise SystemExit(status)
+
+    trained(tmp_path, "early")
+    monkeypatch.setattr(watch, "time", SimpleNamespace(sleep=stop))
+    monkeypatch.setattr(Follower, "writing", True)
+    monkeypatch.setattr(os, "_exit", leave)
+    with pytest.raises(SystemExit) as ended:
+        main(["watch", str(tmp_path)])
+    assert ended.value.code == 0
 
 
 @pytest.mark.parametrize(

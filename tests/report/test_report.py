@@ -72,6 +72,10 @@ def test_runs_on_other_threads_have_a_row_of_their_own(runs: list[Run], tmp_path
     ]
     assert [row.against_threads for row in rows_of([sync, two, one])] == [0.75, 1.0, 1.5]
     assert rows_of([sync, one])[1].against_threads is None
+    slow = altered(runs[0], tmp_path, threads=2, train_seconds=40.0)
+    assert [row.against_threads for row in rows_of([sync, slow, one])] == [
+        None
+    ] * 3  # 20 times would look like a success
 
 
 def test_runs_are_counted_and_their_samples_added_up(runs: list[Run], tmp_path: Path) -> None:

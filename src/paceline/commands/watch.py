@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 import time
@@ -49,6 +50,9 @@ def main(args: argparse.Namespace) -> int:
     finally:
         server.shutdown()
         server.server_close()
+        if server.follower.writing:  # ended in the middle of drawing, its thread would abort the process
+            sys.stdout.flush()
+            os._exit(0)
     return 0
 
 

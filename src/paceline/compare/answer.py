@@ -280,7 +280,8 @@ def _first(when: Sequence[Reached], rows: Sequence[Row], target: Target) -> Answ
         if noise:
             sentence += noise
         elif other is not None:
-            sentence += f"; closest is {name(other.row)}, after {time_span(_mean(other))}"
+            among = "" if other is beaten[0] else "on several ranks, "
+            sentence += f"; {among}closest is {name(other.row)}, after {time_span(_mean(other))}"
         elif all(one.serial for one in rows):
             sentence += "; nothing was tried on more than one rank"
         else:

@@ -155,7 +155,7 @@ class Row:
     serial_threads: int | None
     """The threads of that serial row."""
     against_threads: float | None
-    """The same speedup over the serial row with the most threads; None if serial rows do not differ in threads."""
+    """The same speedup over the serial row with the most threads; None if they make it no faster."""
     split: dict[str, float]
     """Seconds by kind, mean over ranks and runs."""
     bytes_sent: float
@@ -478,7 +478,7 @@ def _row(key: Key, members: list[Run], serial: Mapping[int, Span], where: str) -
         speedup=None if fewest is None else gain[fewest],
         speedup_range=None if fewest is None else _divide(serial[fewest], seconds),
         serial_threads=fewest,
-        against_threads=gain[max(gain)] if len(gain) > 1 else None,
+        against_threads=gain[max(gain)] if gain and gain[max(gain)] < gain[min(gain)] else None,
         split={kind: fmean(s["seconds"][kind] for s in summaries) for kind in KINDS},
         bytes_sent=fmean(s["bytes_sent"] for s in summaries),
         diverged=diverged,

@@ -14,7 +14,9 @@ import functools
 import hashlib
 import http.server
 import json
+import os
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -47,6 +49,9 @@ WORK = ("compute", "exchange", "update", "wait")
 COLUMNS = [STEP_COLUMNS.index(name) for name in WORK]
 Rows = NDArray[np.float64]
 MOST_PORT = 65535
+# Times as long as it takes to make a report, before the next one is made while runs go on: they need the cores.
+REST = 5.0
+POLITE = 10
 HEADINGS = ("run", "settings", "state", "epoch", "loss", "quality", "samples/s", "waiting, by rank", "left")
 
 
@@ -147,7 +152,7 @@ def find_followed(places: Sequence[Path]) -> list[Path]:
         if not busy and inside and not _folders_in(place):
             found.append(max(inside, key=_changed))
         else:
-            found += [place, *busy]
+            found += [*busy, place]
     return found
 
 
@@ -326,6 +331,13 @@ class Follower:
         self._lock = threading.Lock()
         self._known: frozenset[tuple[str, float]] | None = None
         self._report = ""
+        self._due = 0.0
+        """When the report may be made again, by the clock."""
+
+    @property
+    def writing(self) -> bool:
+        """True while a report is being made."""
+        return self._lock.locked()
 
     def live(self) -> str:
         """Return the state of the runs as a piece of HTML."""
@@ -365,14 +377,22 @@ class Follower:
     def report(self) -> str:
         """Return the report on the complete runs."""
         with self._lock:
-            known = self._complete()
+            known = self._shown()
             if known != self._known:
+                began = time.monotonic()
                 self._report, self._known = self._write(), known
+                self._due = time.monotonic() + REST * (time.monotonic() - began)
             return self._report
 
     def version(self) -> str:
         """Return a text that differs if other runs are complete, so that a page knows when to show the report again."""
-        return hashlib.sha256(repr(sorted(self._complete())).encode(errors="replace")).hexdigest()[:16]
+        return hashlib.sha256(repr(sorted(self._shown())).encode(errors="replace")).hexdigest()[:16]
+
+    def _shown(self) -> frozenset[tuple[str, float]]:
+        """Return the complete runs that the report should have: while runs go on, the last ones until it is due."""
+        if self._known is not None and time.monotonic() < self._due and state_of(self.places).busy:
+            return self._known
+        return self._complete()
 
     def _complete(self) -> frozenset[tuple[str, float]]:
         found = set()
@@ -452,7 +472,14 @@ setTimeout(refresh, 2000);
 """
 
 
-def serve(places: Sequence[Path], port: int = 0) -> tuple[http.server.ThreadingHTTPServer, str]:
+class Server(http.server.ThreadingHTTPServer):
+    """Serves the pages of a follower."""
+
+    daemon_threads = True
+    follower: Follower
+
+
+def serve(places: Sequence[Path], port: int = 0) -> tuple[Server, str]:
     """Serve the page about some folders to this machine alone; return the server, whose thread is running, and its address.
 
     `port`: 0 is any free one. Call `shutdown` and `server_close` of the server at the end.
@@ -474,6 +501,8 @@ def serve(places: Sequence[Path], port: int = 0) -> tuple[http.server.ThreadingH
             if chosen is None:
                 self.send_error(404)
                 return
+            with suppress(OSError):  # of this thread alone: the runs come first where cores are scarce
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), POLITE)
             try:
                 version = follower.version()
                 body = chosen().encode(errors="surrogateescape")
@@ -494,9 +523,9 @@ def serve(places: Sequence[Path], port: int = 0) -> tuple[http.server.ThreadingH
     if not 0 <= port <= MOST_PORT:
         raise UsageError(f"port must be from 0 to {MOST_PORT}; got {port}")
     try:
-        server = http.server.ThreadingHTTPServer((HOST, port), Handler)
+        server = Server((HOST, port), Handler)
     except OSError as error:
         raise UsageError(f"cannot serve on port {port}: {str(error).lower()}") from None
-    server.daemon_threads = True
+    server.follower = follower
     threading.Thread(target=server.serve_forever, daemon=True).start()
     return server, f"http://{HOST}:{server.server_address[1]}/"
