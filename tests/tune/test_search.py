@@ -144,11 +144,12 @@ def test_what_takes_the_same_steps_more_slowly_is_left_out_without_a_run() -> No
     assert any("sync on 8 ranks" in line for line in left_out(search))
 
 
-def test_a_strategy_with_its_own_optimizer_is_compared_with_one_process_that_has_it() -> None:
+@pytest.mark.parametrize("threads", [80.0, 5.0])
+def test_a_strategy_with_its_own_optimizer_is_compared_with_one_process_that_has_it(threads: float) -> None:
     server = replace(SERVER, optimizer="adaptive")
     rule = one_thread(strategy="serial:rule=adaptive")
-    machine = four(ALONE=80.0, THREADS=80.0, SYNC=80.0, SERVER=10.0)
-    machine.seconds |= {server: 0.25, rule: 0.3}
+    machine = four(ALONE=threads, THREADS=threads, SYNC=threads, SERVER=10.0)
+    machine.seconds |= {server: 0.17, rule: 0.18, SYNC: 0.35}
     machine.needs |= {server: 10.0, rule: 5.0}
     search = search_on(machine, ALONE, THREADS, SYNC, server)
     search.space = replace(search.space, alone=(1,))

@@ -368,7 +368,8 @@ class Search:
             for number in range(1, MOST_RUNS):
                 if isinstance(found := self._find(one, number), Observed):
                     self.note(one, number, found)
-            waiting += [other for other in self.space.neighbours(one) if other not in self.trials]
+            others = (*self.space.neighbours(one), *self.space.baselines(one))
+            waiting += [other for other in others if other not in self.trials]
 
     def _find(self, candidate: Candidate, number: int) -> Observed | Failed | None:
         """Return what is recorded of a candidate with one of the seeds."""
@@ -613,12 +614,16 @@ class Search:
         return 1 / max(value, SMALLEST) if self.goal.metric.higher else max(value, SMALLEST)
 
     def _change_rates(self) -> None:
-        """Try twice and half the learning rate of the fastest, as long as that helps."""
+        """Try twice and half the learning rate of the fastest, as long as that helps.
+
+        Besides, one process with the optimizer of whatever has reached the target with another one than the run's update.
+        """
         for _ in range(ROUNDS):
             best = self.best()
             if best is None:
                 return
-            new = [one for one in self.space.neighbours(best) if one not in self.trials]
+            baselines = (one for reached in self.times() for one in self.space.baselines(reached))
+            new = [one for one in (*self.space.neighbours(best), *baselines) if one not in self.trials]
             self.trials |= {one: Trial(one) for one in new}
             if not new or self.clock() >= self._search_end():
                 return

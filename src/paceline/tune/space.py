@@ -169,14 +169,17 @@ class Space:
         )  # fmt: skip
 
     def neighbours(self, candidate: Candidate) -> list[Candidate]:
-        """Return the same candidate with twice and with half the learning rate, and one process with its optimizer."""
-        found = []
-        if candidate.optimizer and candidate.ranks > 1:
-            rule = f"{SERIAL}:rule={candidate.optimizer}"
-            found = [replace(candidate, strategy=rule, ranks=1, threads=each) for each in self.alone]
+        """Return the same candidate with twice and with half the learning rate."""
         if self.fixed_rates or candidate.lr is None:
-            return found
-        return [*found, *(replace(candidate, lr=rounded(candidate.lr * factor)) for factor in (2.0, 0.5))]
+            return []
+        return [replace(candidate, lr=rounded(candidate.lr * factor)) for factor in (2.0, 0.5)]
+
+    def baselines(self, candidate: Candidate) -> list[Candidate]:
+        """Return one process with the optimizer of a candidate, if that is not the run's update."""
+        if not candidate.optimizer or candidate.ranks == 1:
+            return []
+        rule = f"{SERIAL}:rule={candidate.optimizer}"
+        return [replace(candidate, strategy=rule, ranks=1, threads=each) for each in self.alone]
 
 
 @cache
