@@ -173,6 +173,7 @@ def ticks(page: Any) -> tuple[list[str], list[str]]:
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.floats(1e-6, 1e9), min_size=1, max_size=6), st.booleans(), st.booleans())
 @example([712_818_183.0, 713_181_819.0], False, False)
+@example([1e8], False, True)
 def test_ticks_are_few_and_differ(values: list[float], log: bool, percent: bool) -> None:
     axis = Axis(label="value", log=log, percent=percent)
     low, high = limits(axis, values)

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.requires("slurm"), pytest.mark.once]
 PACELINE = (sys.executable, "-m", "paceline")
 TRAIN = ("train", "--data", "iris", "--model", "slow:net", "--strategy", "sync:allreduce=ring", "--batch", "12",
          "--epochs", "8", "--checkpoint-every", "5 steps", "--quiet")  # fmt: skip
-SLOW = Path(__file__).with_name("slow.py")
+SLOW = Path(__file__).parent.parent / "launch" / "slow.py"
 
 
 @pytest.fixture(scope="module")

@@ -98,8 +98,8 @@ class Axis:
         if self.seconds:
             return text.time_span(value)
         shown = round(100 * value, 6) if self.percent else value
-        plain = shown == 0 or 1e-4 <= abs(shown) < 1e10
-        return (f"{shown:,.10g}" if plain else f"{shown:.3g}") + (" %" if self.percent else "")
+        plain = shown == 0 or 1e-4 <= abs(shown) < 1e12
+        return (f"{shown:,.12g}" if plain else f"{shown:.3g}") + (" %" if self.percent else "")
 
 
 @dataclass(frozen=True, kw_only=True)
