@@ -54,7 +54,7 @@ class SharedMemory:
         own = getattr(comm, "Allocate_shared", None)
         self._window = own(mine) if own else mpi_of(comm).Win.Allocate_shared(mine, 1, comm=comm)
         self._window.Lock_all()
-        self._comm = comm
+        self._comm, self._is_shared = comm, comm.Get_size() > 1
         self.nbytes = nbytes
         every: NDArray[np.uint8] = np.frombuffer(self._window.Shared_query(0)[0], np.uint8)
         # The same on every rank: all map the segment at a page boundary.
@@ -64,9 +64,10 @@ class SharedMemory:
         """Wait for all ranks; what each wrote before its call is visible to all after it."""
 
     def _fence(self) -> None:
-        self._window.Sync()
-        self._comm.Barrier()
-        self._window.Sync()
+        if self._is_shared:
+            self._window.Sync()
+            self._comm.Barrier()
+            self._window.Sync()
 
     def sync(self) -> None:
         """Make this rank's writes visible to the others, and theirs to it, on either side of a barrier of the caller's."""
