@@ -430,7 +430,7 @@ def test_rabenseifner_halves_between_neighbours_before_it_crosses_an_uplink() ->
         latency=0.0, overhead=0.0, nodes_per_switch=4, oversubscription=8.0, eager_limit=10**6
     ).wires(8)
     assert slow.collective("Reduce", range(8), 1280) == 6 * post + 2 * ((640 + 320) / 16 + 4 * 160 / 8)
-    # Three switches, of ranks 0 to 2, 3 to 5, 6 and 7: of the second, 3 exchanges with 2, then 4 and 5 with 6 and 7, too.
+    # Three switches, of ranks 0 to 2, 3 to 5, 6 and 7: of the second, 3 exchanges with 2, then all with 1, 6 and 7.
     steps = StepCosts(lambda n: n, lambda n: 0.0, behind=3)
     assert [steps.pairs_apart(distance, 8) for distance in (1, 2, 4)] == [1, 3, 3]
 
