@@ -6,6 +6,7 @@ import os
 import random
 import re
 import signal
+import subprocess
 import sys
 import time
 import traceback
@@ -18,6 +19,7 @@ import pytest
 import paceline.names
 import paceline.record.environment
 from paceline.simulate.training import simulate
+from paceline.study import run as _run
 from paceline.study.cells import Cell
 from paceline.study.file import Study, read
 from paceline.study.folder import Folder
@@ -168,6 +170,14 @@ def test_the_command_at_any_moment(tmp_path: Path) -> None:
     while (left := processes(str(runs)) + processes("--runs=runs/s", tmp_path)) and time.monotonic() < until:
         time.sleep(0.05)
     assert left == []
+
+
+def test_a_signal_between_two_instructions_of_waiting() -> None:
+    """Popen's lock stays locked if a signal comes right after it was taken; a run can be stopped nevertheless."""
+    running = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    running._waitpid_lock.acquire()  # type: ignore[attr-defined]
+    _run._stop(running)
+    assert running.returncode == -signal.SIGTERM
 
 
 def test_a_rank_is_killed(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -120,10 +121,9 @@ class Trains:
     def _wait(self, run: subprocess.Popen[bytes], tick: Callable[[], None]) -> int | None:
         late = None if self.timeout is None else time.monotonic() + self.timeout
         while True:
-            try:
-                return run.wait(LOOK)
-            except subprocess.TimeoutExpired:
-                tick()
+            if (status := _wait_for(run, LOOK)) is not None:
+                return status
+            tick()
             if late is not None and time.monotonic() > late:
                 _end(run)
                 return None
@@ -133,8 +133,10 @@ def _stop(run: subprocess.Popen[bytes]) -> None:
     """Ask the run to save a checkpoint and end; if this is interrupted, too, end it at once."""
     run.terminate()
     try:
-        run.wait(SAVE_WITHIN)
-    except (subprocess.TimeoutExpired, KeyboardInterrupt):
+        ended = _wait_for(run, SAVE_WITHIN) is not None
+    except KeyboardInterrupt:
+        ended = False
+    if not ended:
         _end(run)
 
 
@@ -143,13 +145,30 @@ def _end(run: subprocess.Popen[bytes]) -> None:
     until = time.monotonic() + GRACE
     while time.monotonic() < until:
         run.terminate()  # the second one ends it at once
-        try:
-            run.wait(0.5)
-        except subprocess.TimeoutExpired:
-            continue
-        return
+        if _wait_for(run, 0.5) is not None:
+            return
     run.send_signal(signal.SIGKILL)
-    run.wait()
+    _wait_for(run, math.inf)
+
+
+def _wait_for(run: subprocess.Popen[bytes], seconds: float) -> int | None:
+    """Wait until the run ends; return its exit status, None if it takes longer.
+
+    `Popen.wait` takes a lock that Ctrl-C, at the wrong moment, would leave locked for ever.
+    """
+    until = time.monotonic() + seconds
+    while run.returncode is None:
+        try:
+            ended, status = os.waitpid(run.pid, os.WNOHANG)
+        except ChildProcessError:  # it had ended, but Ctrl-C came before that was noted
+            ended, status = run.pid, signal.SIGINT
+        if ended:
+            run.returncode = os.waitstatus_to_exitcode(status)
+        elif time.monotonic() >= until:
+            return None
+        else:
+            time.sleep(0.02)
+    return run.returncode
 
 
 def _last(said: IO[bytes]) -> tuple[str, ...]:
