@@ -30,13 +30,15 @@ from paceline.simulate import Options
 from paceline.simulate.work import Work, work_load
 
 HERE = Path(__file__).parent / "published"
-MESSAGES = 40_000  # about as many are simulated with parameter servers
-STEPS = 2048  # of all ranks together, without parameter servers; a rank takes from 4 to 32
+MESSAGES = 10_000  # about as many are simulated with parameter servers
+STEPS = 1024  # of all ranks together, without parameter servers; a rank takes from 4 to 32
 MARKS = ("<!-- points -->", "<!-- end of points -->")
 COLOURS = {
     "T1": "#0072B2", "T2": "#D55E00", "T4": "#009E73", "T6": "#CC79A7", "T7": "#E69F00", "T8": "#56B4E9", "T9": "#000000",
     "T10": "#7A5195", "T11": "#8C564B", "T12": "#17BECF", "T13": "#4477AA", "T14": "#EE6677",
-    "T15": "#228833", "T16": "#BBBBBB", "T17": "#882255", "A1": "#999933", "A2": "#AA4499",
+    "T15": "#228833", "T16": "#BBBBBB", "T17": "#882255", "T18": "#332288", "T19": "#CC3311", "T20": "#0077BB",
+    "T21": "#EE7733", "T22": "#33BBEE", "T23": "#AA3377", "T24": "#66CCEE", "T25": "#CCBB44", "T26": "#994455",
+    "A1": "#999933", "A2": "#AA4499",
 }  # fmt: skip
 
 
@@ -165,7 +167,7 @@ def page_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 def plot(rows: Sequence[Row], path: Path) -> None:
     """Draw every point: predicted against published samples per second, and their ratio by table."""
     with figures.settings("paceline"):
-        page = blank_page(900, 440, layout="constrained")
+        page = blank_page(900, 560, layout="constrained")
         axes, beside = page.subplots(1, 2)
         every = [value for row in rows for value in (row.published, row.predicted)]
         ends = [0.7 * min(every), 1.4 * max(every)]
@@ -200,7 +202,7 @@ def plot(rows: Sequence[Row], path: Path) -> None:
         beside.set_yticks(range(len(tables)), [f"{t}  {m:.1%}" for t, m in zip(tables, medians, strict=True)])
         beside.set_ylabel("table and its median error")
         for axis in (axes.xaxis, axes.yaxis, beside.xaxis):
-            axis.set_major_formatter(lambda value, _: f"{value:,g}")
+            axis.set_major_formatter(lambda value, _: f"{value:,.9g}")
         page.suptitle(f"{len(rows)} published measurements and predictions of them", fontsize=11)
         for each in (axes, beside):
             each.spines[["top", "right"]].set_visible(False)

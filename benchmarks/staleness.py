@@ -87,11 +87,11 @@ def train(run: Run, watch: Any = None) -> float:
     from paceline.names import parse
     from paceline.strategies.parameter_server import place
     from paceline.strategies.parameter_server.rules import Arrival
-    from paceline.training.job import made
+    from paceline.training.job import build_component
 
     data = data_of(run.data)
     model = make(parse("models", run.model), data, seed=run.seed, dtype="float32")
-    rule, update = parse("rules", run.rule.replace("/", ",")).make(), made("updates", run.update)
+    rule, update = parse("rules", run.rule.replace("/", ",")).make(), build_component("updates", run.update)
     parts = [p.part for p in place(model.layers, run.masters, run.placement)]  # type: ignore[arg-type]
     x = model.x.copy()
     rule_states = [rule.start(x[part], run.workers) for part in parts]

@@ -49,7 +49,7 @@ def trained(ranks: int, seed: int, *, own: bool) -> float:
                 x -= RATE / BATCH * total
     model.x[:] = networks[0]
     found = score(model, data.test)
-    return 100 * found.correct / found.count
+    return 100 * found.correct / found.answers
 
 
 def main() -> None:

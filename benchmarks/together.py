@@ -128,10 +128,10 @@ def measure(name: str, cores: int) -> dict[str, Any]:
     from paceline.simulate import together, training
 
     seconds, passes = [0.0, 0.0], [0, 0]
-    run, costed, begin, compute = (
+    run, costed, queue, compute = (
         training.Simulation.run,
-        training.costed,
-        together.Forked.begin,
+        training.add_costs,
+        together.Forked._queue,
         together.Threads.__call__,
     )
 
@@ -141,10 +141,9 @@ def measure(name: str, cores: int) -> dict[str, Any]:
         seconds[:] = time.perf_counter() - start, time.process_time() - cpu
         return found
 
-    def counted_begin(self: Any, work: Any) -> bool:
-        begun = begin(self, work)
-        passes[1] += begun
-        return begun
+    def counted_queue(self: Any, work: Any) -> None:
+        queue(self, work)
+        passes[1] += 1
 
     def counted_compute(self: Any, works: Any) -> None:
         passes[0] += len(works)
@@ -154,10 +153,10 @@ def measure(name: str, cores: int) -> dict[str, Any]:
         return costed(*given, **{**named, "outstanding": None})
 
     training.Simulation.run = timed_run  # type: ignore[method-assign]
-    together.Forked.begin = counted_begin  # type: ignore[method-assign]
+    together.Forked._queue = counted_queue  # type: ignore[method-assign]
     together.Threads.__call__ = counted_compute  # type: ignore[method-assign]
     if cores == 0:
-        training.costed, training.read_apart = at_once, lambda split: None
+        training.add_costs, training.read_apart = at_once, lambda split: None
     costs = made_up(CASES[name]["model"].partition(":")[0])
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         costs.save(Path(file.name))

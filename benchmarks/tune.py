@@ -96,7 +96,7 @@ def find_choice(search: Any, line: str) -> Any:
     from paceline.tune.answer import spell_command
 
     def settings(text: str) -> list[str]:
-        return [word for word in shlex.split(text) if not word.startswith(("--epochs=", "--lr="))]
+        return [word for word in shlex.split(text) if not word.startswith(("--epochs=", "--lr=", "--seed="))]
 
     def rate(text: str) -> float:
         return next((float(word[5:]) for word in shlex.split(text) if word.startswith("--lr=")), 0.0)
@@ -117,6 +117,8 @@ def study(
     lost, before, began = state.setdefault("lost", {}), state.get("seconds", 0.0), time.perf_counter()
     with folder.lock() as lock:
         search, _ = make(lock)
+        for one in [*search.trials]:  # one process with the optimizer of a parameter server
+            search.trials |= {other: Trial(other) for other in search.space.baselines(one)}
         choice = find_choice(search, line)
         search.trials.setdefault(choice, Trial(choice))
         printed = next(
@@ -170,13 +172,18 @@ def study(
                 complete = complete and all(observe(candidate, number, limit) for number in SEEDS)
     tried = 1 + sum(bool(search.trials[one].runs) or f"{one}, seed 0" in lost for one in others)
     state |= {"complete": complete, "seconds": before + time.perf_counter() - began}
-    state |= result(search, choice, tried, len(others) + 1)
+    state |= result(search, choice, tried, len(others) + 1, complete)
 
 
-def result(search: Any, choice: Any, tried: int, candidates: int) -> dict[str, Any]:
-    """Compare the choice with the best of the study, each with all of its runs."""
+def result(search: Any, choice: Any, tried: int, candidates: int, complete: bool) -> dict[str, Any]:
+    """Compare the choice with the best of the study, each with all of its runs.
+
+    The best has three runs. Before the fastest have been repeated, it may have one, which may have been lucky.
+    """
     times = {one: fmean(timing.seconds) for one, timing in search.times().items() if not timing.missed}
-    sure = {one: each for one, each in times.items() if len(search.trials[one].runs) == len(SEEDS)} or times
+    sure = times
+    if complete:
+        sure = {one: each for one, each in times.items() if len(search.trials[one].runs) == len(SEEDS)}
     best = min(sure, key=lambda one: sure[one]) if sure else None
     own = times.get(choice)
     return {
@@ -192,7 +199,7 @@ def as_data(search: Any) -> list[dict[str, Any]]:
     return [
         {
             **vars(one), "seed": seed, "epochs": run.epochs, "seconds": round(run.seconds, 4),
-            "points": [[round(at, 4), round(value, 5)] for at, value in run.points],
+            "points": [[round(point.seconds, 4), round(point.value, 5)] for point in run.points],
         }
         for one, trial in search.trials.items()
         for seed, run in sorted(trial.runs.items())

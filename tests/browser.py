@@ -68,15 +68,15 @@ class Browser:
                 assert "error" not in answer, f"{method}: {answer['error']}"
                 return answer["result"]
 
-    def open(self, path: Path, screen: tuple[int, int, bool] = DESKTOP) -> None:
-        """Show a file on a screen so wide and high, with a finger in the place of a mouse or not."""
+    def open(self, page: Path | str, screen: tuple[int, int, bool] = DESKTOP) -> None:
+        """Show a file or an address on a screen so wide and high, with a finger in the place of a mouse or not."""
         width, height, mobile = screen
         self.messages, self.requests, self._loaded = [], [], False
         self.call(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=2 if mobile else 1,
             mobile=mobile,
         )  # fmt: skip
-        self.call("Page.navigate", url=path.resolve().as_uri())
+        self.call("Page.navigate", url=page if isinstance(page, str) else page.resolve().as_uri())
         while not self._loaded:
             self._next()
 

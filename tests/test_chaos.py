@@ -12,6 +12,7 @@ import pytest
 from paceline import fit
 
 STARTS_RANKS = True
+pytestmark = pytest.mark.once
 
 
 @pytest.fixture(scope="module")

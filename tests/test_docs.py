@@ -87,7 +87,7 @@ def test_every_command_is_understood(words: str) -> None:
         return
     if rest[-1] in ("-n", "--help"):  # named, not spelled out: `paceline train -n` reserves cores
         rest.pop()
-    parser = argparse.ArgumentParser(exit_on_error=False)
+    parser = argparse.ArgumentParser(exit_on_error=False, allow_abbrev=False)
     importlib.import_module(COMMANDS[name][0]).add_arguments(parser)
     rest += ["runs/RUN"] if name in ("report", "predict") and not rest else []
     parsed = parser.parse_args(rest)

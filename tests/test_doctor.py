@@ -289,7 +289,7 @@ def test_a_job_that_cannot_start_is_a_finding(
         return 3
 
     monkeypatch.setattr("paceline.launch.calling.run", run)
-    assert _facts._trial(0.1)["start_error"] == told
+    assert _facts._try_ranks(0.1)["start_error"] == told
 
 
 def doctor(*words: str, launcher: tuple[str, ...] = (), **variables: str) -> subprocess.CompletedProcess[str]:

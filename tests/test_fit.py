@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import runpy
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -226,7 +227,7 @@ def test_torch_s_generator_is_left_as_it_was(model: str) -> None:
 def test_ranks_that_were_given_different_runs_do_not_wait_for_ever(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
-        "import sys, numpy as np, paceline\n"
+        "import numpy as np, paceline\n"
         "from mpi4py import MPI\n"
         "rank = MPI.COMM_WORLD.rank\n"
         "same = dict(quiet=True, batch=10, runs=None)\n"
@@ -236,7 +237,7 @@ def test_ranks_that_were_given_different_runs_do_not_wait_for_ever(tmp_path: Pat
         "    try:\n"
         "        paceline.fit('mlp:4', data, **{**same, **(other if rank == 1 else {})})\n"
         "    except paceline.UsageError as error:\n"
-        "        sys.stdout.write(f'{rank}: {error}\\n')\n"
+        "        print(f'{rank}: {error}', flush=True)\n"
     )
     command, environment = mpiexec(3, [sys.executable, str(script)])
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=280)
@@ -278,7 +279,13 @@ def test_threads_hold_for_the_call_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.once
-@pytest.mark.parametrize("name", ["serial.py", "parallel.py", "own_strategy.py"])
+def test_an_ordinary_loop_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(ROOT / "examples/serial.py"), run_name="__main__")
+    assert "accuracy 0." in capsys.readouterr().out
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("name", ["parallel.py", "own_strategy.py"])
 def test_examples_run(tmp_path: Path, name: str) -> None:
     done = subprocess.run(
         [sys.executable, str(ROOT / "examples" / name)], cwd=tmp_path, capture_output=True, text=True, timeout=280,

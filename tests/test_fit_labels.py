@@ -171,7 +171,7 @@ def test_a_batch_without_any_counted_label_changes_nothing() -> None:
 def test_a_dictionary_of_inputs_on_ranks_of_their_own(tmp_path: Path) -> None:
     inputs = {"tokens": TOKENS, "mask": MASK}
     alone = fit(Masked(), (inputs, PADDED), strategy="serial", **SMALL)
-    found = fit(Masked(), (inputs, PADDED), ranks=3, **{**SMALL, "runs": tmp_path})
+    found = fit(Masked(), (inputs, PADDED), ranks=2, **{**SMALL, "runs": tmp_path})
     np.testing.assert_allclose(np.asarray(found.model.x), np.asarray(alone.model.x), atol=2e-6)
     assert found.test_accuracy == alone.test_accuracy
     assert found.run is not None

@@ -20,7 +20,7 @@ import pytest
 import paceline.simulate.training
 import paceline.training.rank
 from paceline import bench, cli, launch, names
-from paceline.files import replacing
+from paceline.files import replace_file
 from paceline.vmpi import run
 
 # What programs trip over: nothing, signs, separators, numbers of every size, paths of every kind, other alphabets.
@@ -293,7 +293,7 @@ def test_only_regular_files_are_replaced(tmp_path: Path) -> None:
     """A device such as /dev/null would become a file for everybody."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    with pytest.raises(OSError, match="it is a named pipe"), replacing(pipe):
+    with pytest.raises(OSError, match="it is a named pipe"), replace_file(pipe):
         pass
     assert pipe.is_fifo()
     assert [path.name for path in tmp_path.iterdir()] == ["pipe"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,9 +23,17 @@ STRATEGIES = sorted(
 TELLING = [name for name in STRATEGIES if name not in ("serial", "sync")]
 
 
-def imports(module: str) -> Iterator[tuple[int, str]]:
-    """Yield the line and the dotted name of everything of paceline's that a module imports, anywhere in it."""
-    for node in ast.walk(ast.parse(MODULES[module].read_text())):
+# No test runs all of them.
+SCRIPTS = [
+    path
+    for folder in ("benchmarks", "examples", "tools")
+    for path in sorted((SOURCE.parent / folder).rglob("*.py"))
+]
+
+
+def imports(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the line and the dotted name of everything that a file imports, anywhere in it."""
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -36,12 +45,21 @@ def test_the_tree_is_found() -> None:
     assert {"sync", "local-sgd", "parameter-server"} <= set(STRATEGIES)
 
 
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_scripts_import_what_exists(path: Path) -> None:
+    for line, name in imports(path):
+        if name.startswith("paceline."):
+            module, _, attribute = name.rpartition(".")
+            if name not in MODULES:
+                assert hasattr(importlib.import_module(module), attribute), f"line {line}: {name}"
+
+
 @pytest.mark.parametrize("module", MODULES)
 def test_private_modules_and_names_stay_in_their_package(module: str) -> None:
     package = module.split(".")[:2]
     foreign = [
         f"line {line}: {name}"
-        for line, name in imports(module)
+        for line, name in imports(MODULES[module])
         if name.startswith("paceline.")
         and name.split(".")[:2] != package
         and any(part.startswith("_") and not part.startswith("__") for part in name.split(".")[2:])

@@ -9,9 +9,11 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -25,11 +27,11 @@ from paceline.comm.shared import PAGEMAP, CommonFile  # noqa: E402
 from paceline.config import SESSION  # noqa: E402
 from paceline.errors import UsageError  # noqa: E402
 from paceline.own_loop import Session, session  # noqa: E402
-from paceline.record import Run  # noqa: E402
+from paceline.record import Run, find_runs  # noqa: E402
 from paceline.simulate.options import Options  # noqa: E402
 from paceline.simulate.training import simulate_program  # noqa: E402
 from paceline.vmpi.errors import RankFailed  # noqa: E402
-from tests.ranks import on_ranks  # noqa: E402
+from tests.ranks import ROOT, on_ranks  # noqa: E402
 
 generator = np.random.default_rng(0)
 X = torch.from_numpy(generator.normal(size=(98, 6)).astype(np.float32))
@@ -858,6 +860,56 @@ def test_training_ends_at_the_target_on_all_ranks(strategy: str, monkeypatch: py
     assert epochs("perplexity", False, 1) == epochs("another", True, 0) == count
 
 
+def leave_after_an_epoch(how: str, runs: Path, comm: Any = None) -> None:
+    """Leave the loop over the epochs after the first one: by break, by an exception, or by sys.exit."""
+    with session("sync", runs=runs, comm=comm, quiet=True) as ranks:
+        model = net()
+        _, made = ranks.attach(model, adamw(model))
+        for _ in ranks.epochs(3):
+            for inputs, labels in ranks.share((X[:48], Y[:48]), batch=12):
+                made.zero_grad()
+                loss_of(model, inputs, labels).backward()
+                made.step()
+            if how == "break":
+                break
+            if how == "exit":
+                sys.exit()
+            if how == "fail" or (how == "fail on rank 1" and ranks.rank == 1):
+                raise RuntimeError("as asked")
+
+
+@pytest.mark.parametrize(
+    ("how", "error", "complete"),
+    [("break", None, True), ("exit", SystemExit, True), ("fail", RuntimeError, False)],
+)
+def test_a_program_that_fails_leaves_no_complete_record(
+    how: str, error: type[BaseException] | None, complete: bool, tmp_path: Path
+) -> None:
+    with nullcontext() if error is None else pytest.raises(error):
+        leave_after_an_epoch(how, tmp_path)
+    [folder] = tmp_path.iterdir()
+    assert Run(folder).complete == complete
+    assert len(Run(folder).epochs) == 1
+    assert bool(find_runs([tmp_path])) == complete
+
+
+@pytest.mark.once
+@pytest.mark.mpi
+def test_a_rank_that_fails_leaves_no_complete_record(tmp_path: Path) -> None:
+    program = (
+        "import sys\nfrom pathlib import Path\nfrom tests.test_own_loop import leave_after_an_epoch\n"
+        "leave_after_an_epoch(sys.argv[1], Path('runs'))\n"
+    )
+    (tmp_path / "fails.py").write_text(program)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(ROOT))
+        done = command(tmp_path, "-n", "2", "fails.py", "fail on rank 1")
+    assert done.returncode == 1, done.stderr
+    assert "RuntimeError: as asked" in done.stderr
+    [folder] = (tmp_path / "runs").iterdir()
+    assert not Run(folder).complete
+
+
 # ---- mistakes
 
 
@@ -1005,15 +1057,73 @@ def test_the_command_on_real_ranks(tmp_path: Path) -> None:
     assert "RuntimeError: as asked" in failed.stderr
 
 
-def test_the_command_in_the_simulator(tmp_path: Path) -> None:
-    done = command(
-        tmp_path, "--on", "sim", "-n", "5", "--network", "10gbe", "--strategy", "local-sgd", "program.py"
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("of 5") == 5
+HANGING = """
+import os
+import signal
+
+import paceline
+import torch
+
+x, y = torch.rand(40, 4), torch.arange(40) % 3
+net = torch.nn.Linear(4, 3)
+with paceline.session() as ranks:
+    net, optimizer = ranks.attach(net, torch.optim.SGD(net.parameters(), lr=1.0))
+    for epoch in ranks.epochs(100):
+        for a, b in ranks.share((x, y), batch=4):
+            if ranks.rank == 1 and epoch == 1:
+                os.kill(os.getpid(), signal.SIGSTOP)
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(net(a), b).backward()
+            optimizer.step()
+"""
+
+
+@pytest.mark.once
+@pytest.mark.mpi
+def test_a_rank_that_stops_ends_the_program(tmp_path: Path) -> None:
+    (tmp_path / "hanging.py").write_text(HANGING)
+    words = ["-n", "2", "--stall-timeout", "2s", "--on-stall", "abort", "--quiet", "hanging.py"]
+    done = command(tmp_path, *words)
+    assert done.returncode == 75, done.stderr
+    assert "rank 1 (process " in done.stderr
+    assert "its process is stopped (SIGSTOP" in done.stderr
+    assert "the run ends with status 75 (--on-stall abort)" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--stall-timeout", "soon"], "stall-timeout must be a time above 0 (60s, 5m) or never; got 'soon'"),
+        (["--on", "sim", "--on-stall", "abort"], "--on-stall is for real ranks: simulated ones do not stall"),
+    ],
+)
+def test_stalls_that_cannot_be_watched_for(
+    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    assert main(["run", *words, str(tmp_path / "program.py")]) == 2
+    assert capsys.readouterr().err == f"paceline run: {said}\n"
+
+
+def test_a_program_has_no_checkpoint_to_save_when_it_stalls() -> None:
+    with pytest.raises(UsageError, match="has no checkpoints: on-stall must be warn or abort"):
+        session(on_stall="checkpoint-abort", runs=None)  # type: ignore[arg-type]
+
+
+def test_the_command_in_the_simulator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    words = ["--on", "sim", "-n", "5", "--network", "10gbe", "--strategy", "local-sgd", "program.py"]
+    with patch.dict(os.environ):
+        assert main(["run", *words]) == 0
+    found = capsys.readouterr()
+    assert found.out.count("of 5") == 5
     [folder] = (tmp_path / "runs").iterdir()
     assert Run(folder).simulated is not None
-    assert "virtual seconds on 5 ranks" in done.stderr
+    assert "virtual seconds on 5 ranks" in found.err
 
 
 @pytest.mark.parametrize(

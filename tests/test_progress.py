@@ -6,7 +6,7 @@ import re
 from paceline.config import Config
 from paceline.record import Epoch
 from paceline.text import progress
-from paceline.training.progress import Bar, Lines, Progress, on
+from paceline.training.progress import Bar, Lines, Progress, make_display
 from paceline.training.rank import Job, train
 
 END = Epoch(epoch=1, step=20, loss=0.5, validation_loss=0.4, validation_accuracy=None, train_seconds=2.0)
@@ -19,7 +19,7 @@ class Terminal(io.StringIO):
 
 def test_a_log_gets_a_line_an_epoch() -> None:
     stream = io.StringIO()
-    shown = on(stream)(4, 40, 320)
+    shown = make_display(stream)(4, 40, 320)
     assert type(shown) is Lines
     shown.step(3, 0.1)
     shown.epoch(END)
@@ -32,7 +32,7 @@ def test_a_smaller_last_batch_counts_for_what_it_is() -> None:
 
     def show(*amounts: int) -> Progress:
         given.append(amounts)
-        return on(io.StringIO())(*amounts)
+        return make_display(io.StringIO())(*amounts)
 
     for draws in (None, 3):  # iris trains with 120 samples: batches of 119 and of 1
         config = Config(data="iris", model="mlp:2", strategy="serial", epochs=2, batch=119, draws=draws)
@@ -41,7 +41,7 @@ def test_a_smaller_last_batch_counts_for_what_it_is() -> None:
 
     stream = io.StringIO()
     end = Epoch(epoch=0, step=2, loss=0.5, validation_loss=None, validation_accuracy=None, train_seconds=1.0)
-    on(stream)(2, 4, 240).epoch(end)
+    make_display(stream)(2, 4, 240).epoch(end)
     assert "  120 samples/s  " in stream.getvalue()
 
 
@@ -50,7 +50,7 @@ def plain(text: str) -> str:
 
 
 def test_a_terminal_gets_a_bar_that_fits() -> None:
-    assert type(on(Terminal())(1, 1, 1)) is Bar
+    assert type(make_display(Terminal())(1, 1, 1)) is Bar
     for width in (40, 60, 100):
         moment, stream = [0.0], Terminal()
         bar = Bar(stream, epochs=4, steps=40, samples=320, width=width, clock=lambda moment=moment: moment[0])

@@ -18,7 +18,7 @@ import pytest
 from paceline.config import Config
 from paceline.record.reading import Run
 from paceline.record.schema import ADDED
-from paceline.study.cells import asked_in
+from paceline.study.cells import read_request
 from paceline.study.file import read
 
 ROOT = Path(__file__).parent.parent
@@ -252,7 +252,7 @@ def test_a_report_is_that_of_the_records(name: str, monkeypatch: pytest.MonkeyPa
     for cell in cells:
         wanted = cell.settings
         assert any(all(config[key] == wanted[key] for key in wanted) for config in configs), str(cell)
-    assert {asked_in(run["config"]) for run in kept} == {cell.key for cell in cells}
+    assert {read_request(run["config"]) for run in kept} == {cell.key for cell in cells}
     for run in kept:
         assert run["environment"]["cores"] == 16
         assert run["environment"]["source"]["changed"] is False

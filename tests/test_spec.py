@@ -53,6 +53,7 @@ def test_options_are_converted_by_their_types(text: str, made: Options) -> None:
         ("strategies", "snyc", "unknown strategy 'snyc'; choose one of elastic, gossip, hogwild"),
         ("strategies", "sync:allreduce=rng", "unknown collective 'rng'; choose one of auto, "),
         ("strategies", "sync:alreduce=ring", "unknown option of sync 'alreduce'; choose one of allreduce"),
+        ("models", "mlp:128,,64", "mlp:128,,64 has a comma with nothing before or after it"),
         ("strategies", "sync:ring", "sync takes option=value; got 'ring'"),
         ("strategies", "no_such_module:Thing", "nor a module 'no_such_module'"),
         ("strategies", f"{HERE}:Nothing", f"module '{HERE}' has no attribute 'Nothing'"),

@@ -527,7 +527,7 @@ def records(folder: Path) -> Reader:
 def studies(folder: Path) -> Reader:
     """Study files: as `paceline study FILE --dry-run` reads them."""
     from paceline.data import load
-    from paceline.names import registered_only
+    from paceline.names import refuse_user_code
     from paceline.study.file import mistakes, read
 
     load("mnist")  # the default: unpacking it takes memory
@@ -567,7 +567,7 @@ source = "a paper"
 """)
 
     def check(_: str) -> None:
-        with registered_only(str(file), trust=False):
+        with refuse_user_code(str(file), trust=False):
             study = read(file)
             for on in ("mpi", "sim"):
                 cells = study.cells(on)

@@ -21,7 +21,7 @@ from arguments import Parser, ranks
 
 import figures
 from paceline.launch import find, run, usable_cores
-from paceline.launch.resources import others_running
+from paceline.launch.resources import count_other_threads
 from paceline.record.environment import processor
 
 HERE = Path(__file__).parent
@@ -94,14 +94,14 @@ def measure(ranks, settings, sizes, repeats):
         ]
         spent = [[] for _ in cases]  # seconds of each run
         for again in range(repeats):
-            others.append(others_running(LOOKS))
+            others.append(count_other_threads(LOOKS))
             serial.append(run_serial("serial", options))
             for place, (runs, case, words, more) in enumerate(cases):
                 if again and (
                     sum(spent[place]) + max(spent[place]) > AFFORDABLE or case.get("rule") == "plain"
                 ):
                     continue
-                others.append(others_running(LOOKS))
+                others.append(count_other_threads(LOOKS))
                 runs.append(case | train_on(p, words, more))
                 spent[place].append(runs[-1]["seconds"])
         if waiting:

@@ -209,27 +209,27 @@ def _measure_size(
     for name, call in calls.items():
         seen = Recorded(comm)
         recv[...] = 0
-        (first,) = _slowest(comm, [_timed(comm, call, seen)])
+        (first,) = _find_slowest(comm, [_time_call(comm, call, seen)])
         cells[name] = {
             "size": send.nbytes,
             "algorithm": name,
             "sent": comm.gather([seen.counts.messages, seen.counts.bytes]),
             "right": all(comm.allgather(_is_sum(recv, comm.Get_size()))),
         }
-        times[name] = _slowest(
-            comm, [_timed(comm, call) for _ in range(3 if first < seconds else 1)]
+        times[name] = _find_slowest(
+            comm, [_time_call(comm, call) for _ in range(3 if first < seconds else 1)]
         ).tolist()
     wanted = {name: min(repeats, seconds / max(min(first), 1e-9)) for name, first in times.items()}
     for turn in range(math.ceil(max(wanted.values()))):
         for name, call in calls.items():
             if turn >= 3 and turn < wanted[name]:
-                times[name].append(_timed(comm, call))
+                times[name].append(_time_call(comm, call))
     for name, cell in cells.items():
-        cell["seconds"] = _slowest(comm, times[name]).tolist()
+        cell["seconds"] = _find_slowest(comm, times[name]).tolist()
     return list(cells.values())
 
 
-def _timed(comm: Any, call: Callable[[Any], None], seen: Any = None) -> float:
+def _time_call(comm: Any, call: Callable[[Any], None], seen: Any = None) -> float:
     """Return the seconds of one call on `comm`, or on `seen`, which counts its messages."""
     comm.Barrier()
     start = time.perf_counter()
@@ -237,7 +237,7 @@ def _timed(comm: Any, call: Callable[[Any], None], seen: Any = None) -> float:
     return time.perf_counter() - start
 
 
-def _slowest(comm: Any, seconds: list[float]) -> Array:
+def _find_slowest(comm: Any, seconds: list[float]) -> Array:
     longest = np.array(seconds)
     comm.Allreduce(mpi_of(comm).IN_PLACE, longest, mpi_of(comm).MAX)
     return longest
@@ -253,8 +253,8 @@ def measure_machine(comm: Any) -> CostModel:
     p = comm.Get_size()
     passes, sums = [], []
     for size in SIZES:
-        passes.append(_both_ways(comm, size))
-        sums.append(_median_of(comm, _sum(size)))
+        passes.append(_measure_both_ways(comm, size))
+        sums.append(_median_of(comm, _prepare_sum(size)))
     both = np.array([passes, sums])
     every = np.empty((p, *both.shape))
     comm.Allgather(both, every)
@@ -270,7 +270,7 @@ def measure_machine(comm: Any) -> CostModel:
     return CostModel(call=max(0.0, float(call[0]) - messages), alpha=alpha, beta=beta, gamma=gamma)
 
 
-def _both_ways(comm: Any, size: int) -> float:
+def _measure_both_ways(comm: Any, size: int) -> float:
     partner = comm.Get_rank() ^ 1
     here, there = np.zeros(size, np.uint8), np.zeros(size, np.uint8)
 
@@ -284,7 +284,7 @@ def _both_ways(comm: Any, size: int) -> float:
     return seconds if partner < comm.Get_size() else np.nan
 
 
-def _sum(size: int) -> Callable[[], None]:
+def _prepare_sum(size: int) -> Callable[[], None]:
     a, b, c = (np.ones(size // 4, np.float32) for _ in range(3))
 
     def add() -> None:
@@ -295,14 +295,14 @@ def _sum(size: int) -> Callable[[], None]:
 
 def _median_of(comm: Any, work: Callable[[], None], *, together: bool = False) -> float:
     """Return the median seconds of `work`, repeated on all ranks at once; after a barrier if `together`."""
-    trial = [_seconds(comm, work, together) for _ in range(5)]
+    trial = [_measure_seconds(comm, work, together) for _ in range(5)]
     repeats = np.array([np.clip(SECONDS / max(float(np.median(trial)), 1e-7), 5, 2000)], int)
     comm.Bcast(repeats)
     comm.Barrier()
-    return float(np.median([_seconds(comm, work, together) for _ in range(repeats[0])]))
+    return float(np.median([_measure_seconds(comm, work, together) for _ in range(repeats[0])]))
 
 
-def _seconds(comm: Any, work: Callable[[], None], together: bool) -> float:
+def _measure_seconds(comm: Any, work: Callable[[], None], together: bool) -> float:
     if together:
         comm.Barrier()
     start = time.perf_counter()

@@ -9,6 +9,7 @@ import importlib
 import io
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
@@ -56,7 +57,18 @@ exit status: 0 success, 1 failure, 2 bad input or a file that cannot be read or 
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that reports bad input in one line and exits with status 2."""
+    """An argument parser that reports bad input in one line, with its command, and exits with status 2."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"allow_abbrev": False, **options})
+        # A value such as -5% or -3s is refused by the rule of its option; argparse would call it missing.
+        self._negative_number_matcher = re.compile(r"-\.?\d")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:  # argparse would leave it to the outermost parser, which does not know the command
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return found, unknown
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {one_line(message)}\n")

@@ -283,6 +283,17 @@ class Safety:
             if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
                 raise UsageError(f"{name} must be a whole number of at least {least}; got {value!r}")
 
+    @classmethod
+    def of_program(cls, stall_timeout: str = "60s", on_stall: Any = "warn") -> Safety:
+        """Return the settings of a program with its own training loop, which has no checkpoints.
+
+        >>> Safety.of_program("5m", "abort").patience
+        300.0
+        """
+        if on_stall == "checkpoint-abort":
+            raise UsageError("a program with its own loop has no checkpoints: on-stall must be warn or abort")
+        return cls(checkpoint_every="never", stall_timeout=stall_timeout, on_stall=on_stall)
+
     @property
     def interval(self) -> Interval:
         """The interval between checkpoints."""

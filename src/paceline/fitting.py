@@ -85,7 +85,7 @@ def fit(
         if name is not None and (resume is not None or runs is None):
             raise UsageError("name is that of a new record: it cannot be given with resume or with runs=None")
         if resume is not None:
-            return _resumed(given, settings, Path(resume), wanted, trust)
+            return _resume(given, settings, Path(resume), wanted, trust)
         return replace(_job(given, settings, runs, trace, trust), run_name=name)
 
     given = {"model": model, "data": data, "strategy": strategy, "update": optimizer, "metrics": metrics}
@@ -100,7 +100,7 @@ def fit(
             options = options_of("sim", {name: asked[name] for name in NAMES if asked.get(name) is not None})
         ranks = int(before["ranks"]) if ranks is None else ranks
     if options is not None:
-        return _simulated(job(), ranks, comm, options, quiet)
+        return _simulate(job(), ranks, comm, options, quiet)
     if comm is None and (world() is not None or _mpi_is_running()):
         comm = mpi().COMM_WORLD
     shown = None if quiet else _progress()
@@ -119,7 +119,7 @@ def fit(
         return train(alone, _alone(alone), progress=shown, requests=requests)
 
 
-def _simulated(job: Job, ranks: int | None, comm: Any, options: Options, quiet: bool) -> Fitted:
+def _simulate(job: Job, ranks: int | None, comm: Any, options: Options, quiet: bool) -> Fitted:
     """Train on simulated ranks."""
     from paceline.launch import world
     from paceline.simulate.training import simulate
@@ -224,7 +224,7 @@ def _job(
             if name in settings:
                 instead = {"lr": ": give the learning rate to the optimizer", "update": ": give one of them"}
                 raise UsageError(f"{name} and optimizer exclude each other{instead.get(name, '')}")
-        settings["update"] = _described(given["update"])
+        settings["update"] = _describe(given["update"])
     objects = _objects(given)
     safety = _safety(settings)
     config = _config(
@@ -260,7 +260,7 @@ def _safety(settings: dict[str, Any]) -> Safety:
     )
 
 
-def _resumed(
+def _resume(
     given: dict[str, Any], settings: dict[str, Any], run: Path, ranks: int | None, trust: bool
 ) -> Job:
     """Return the job that goes on with a run."""
@@ -294,7 +294,7 @@ def _config(model: Any, data: Any, strategy: Any, settings: dict[str, Any], trus
             raise UsageError(f"unknown setting {name!r} of fit; choose one of {', '.join(known)}{simulated}")
     module = model[0] if isinstance(model, tuple) and model else model  # (module, loss)
     words = {"model": module, "data": data, "strategy": strategy}
-    spelled: dict[str, Any] = {k: v if isinstance(v, str) else _described(v) for k, v in words.items()}
+    spelled: dict[str, Any] = {k: v if isinstance(v, str) else _describe(v) for k, v in words.items()}
     config = Config(**spelled, **settings)
     if config.replay is None:
         return config
@@ -303,7 +303,7 @@ def _config(model: Any, data: Any, strategy: Any, settings: dict[str, Any], trus
     return adopt_replayed_settings(config, trust=trust)
 
 
-def _described(thing: Any) -> str:
+def _describe(thing: Any) -> str:
     """Return the record's description of an object that cannot be named on the command line."""
     kind = type(thing) if not callable(thing) or hasattr(thing, "parameters") else thing
     kind = kind if hasattr(kind, "__qualname__") else type(kind)
@@ -326,6 +326,6 @@ def _alone(job: Any) -> Any:
 
 
 def _progress(*, width: int | None = None, simulated: bool = False) -> Any:
-    from paceline.training.progress import on
+    from paceline.training.progress import make_display
 
-    return on(sys.stderr, width=width, simulated=simulated)
+    return make_display(sys.stderr, width=width, simulated=simulated)

@@ -24,7 +24,7 @@ import sys
 import sysconfig
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -33,7 +33,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, Literal, Union
 
-from paceline.errors import UntrustedError, UsageError, unknown
+from paceline.errors import UntrustedError, UsageError, split_list, unknown
 
 # What a name stands for: the function of this name in the file, or (None) the class named like it.
 OFFERS: dict[str, str | None] = {
@@ -102,10 +102,10 @@ _untrusted: ContextVar[str] = ContextVar("untrusted", default="")
 
 
 @contextmanager
-def registered_only(file: str, *, trust: bool = False) -> Iterator[None]:
+def refuse_user_code(file: str, *, trust: bool = False) -> Iterator[None]:
     """Refuse `module:attribute` within the block, unless `trust`: importing what a file names would run its code.
 
-    >>> with registered_only("runs/mine"):
+    >>> with refuse_user_code("runs/mine"):
     ...     parse("models", "os:system:command=ls")
     Traceback (most recent call last):
     paceline.errors.UntrustedError: runs/mine names os:system as its model, which would be run; allow that with --trust
@@ -147,10 +147,10 @@ def import_target(kind: str, text: str) -> Callable[..., Any]:
     return found
 
 
-def users_own(kind: str, text: str) -> Callable[..., Any] | None:
+def find_users_own(kind: str, text: str) -> Callable[..., Any] | None:
     """Return what `module:attribute` or `module:attribute:options` stands for; None for anything else.
 
-    >>> users_own("strategies", "sync:balance=true") is None, users_own("data", "photos/:size=64") is None
+    >>> find_users_own("strategies", "sync:balance=true") is None, find_users_own("data", "photos/:size=64") is None
     (True, True)
     """
     module, _, rest = text.partition(":")
@@ -272,7 +272,7 @@ def parse(kind: str, text: str) -> Spec:
     function = kind == "strategies" and inspect.isfunction(target)
     if function and not _takes_worker(list(signature(name, target).values())):
         raise UsageError(f"{name} is not a strategy: a function must take a worker")
-    arguments, options = _convert(kind, name, target, [word for word in rest.split(",") if word])
+    arguments, options = _convert(kind, name, target, split_list(rest, text))
     return Spec(kind, name, target, arguments, options)
 
 
@@ -286,8 +286,8 @@ def describe(thing: Any, name: str) -> str:
     return f"{name}:{','.join(changed)}" if changed else name
 
 
-def as_arguments(settings: Any) -> list[str]:
-    """Return the command-line arguments of a dataclass of settings: only what differs from the defaults.
+def as_arguments(settings: Any, *, always: Collection[str] = ()) -> list[str]:
+    """Return the command-line arguments of a dataclass of settings: what differs from the defaults, and `always` these.
 
     >>> @dataclass
     ... class Settings:
@@ -295,11 +295,13 @@ def as_arguments(settings: Any) -> list[str]:
     ...     compute: bool = True
     >>> as_arguments(Settings(batch_per_rank=32, compute=False))
     ['--batch-per-rank=32', '--no-compute']
+    >>> as_arguments(Settings(), always=["batch_per_rank"])
+    ['--batch-per-rank=64']
     """
     words = []
     for setting in dataclasses.fields(settings):
         value, flag = getattr(settings, setting.name), setting.name.replace("_", "-")
-        if value != setting.default:
+        if value != setting.default or setting.name in always:
             switch = f"--{flag}" if value is True else f"--no-{flag}"
             words.append(switch if isinstance(value, bool) else f"--{flag}={value}")
     return words
@@ -314,7 +316,7 @@ def options_of(target: Callable[..., Any], kind: str = "", name: str = "") -> di
         # The first parameter is the worker, whatever its name, and nothing else is supplied.
         parameters, supplied = parameters[_takes_worker(parameters) :], frozenset()
     return {
-        p.name: p.replace(annotation=_resolved(p.annotation, known))
+        p.name: p.replace(annotation=_resolve(p.annotation, known))
         for p in parameters
         if p.name not in supplied and p.kind is not p.VAR_KEYWORD
     }
@@ -339,7 +341,7 @@ def _takes_worker(parameters: Sequence[inspect.Parameter]) -> bool:
     return bool(parameters) and parameters[0].kind not in no
 
 
-def _resolved(annotation: Any, known: dict[str, Any]) -> Any:
+def _resolve(annotation: Any, known: dict[str, Any]) -> Any:
     """Return the type that an annotation names, or str if there is none or it cannot be found."""
     if annotation is inspect.Parameter.empty:
         return str
@@ -366,7 +368,7 @@ def _convert(
                 raise UsageError(f"{name} takes option=value; got {word!r}")
             if options:
                 raise UsageError(f"{name}: {word!r} must come before the options")
-            arguments.append(_value(name, rest.name, rest.annotation, word))
+            arguments.append(_convert_value(name, rest.name, rest.annotation, word))
             continue
         key = key.replace("-", "_")
         if key not in named:
@@ -374,21 +376,21 @@ def _convert(
             raise unknown(f"option of {name}", key.replace("_", "-"), choices)
         if key in options:
             raise UsageError(f"{name}: {key.replace('_', '-')} is given twice")
-        options[key] = _value(name, key, named[key].annotation, value)
+        options[key] = _convert_value(name, key, named[key].annotation, value)
     missing = [k for k, p in named.items() if p.default is p.empty and k not in options]
     if missing:
         raise UsageError(f"{name} needs {', '.join(missing)}; write {name}:{missing[0]}=…")
     return tuple(arguments), options
 
 
-def _value(name: str, key: str, kind: Any, text: str) -> Any:
+def _convert_value(name: str, key: str, kind: Any, text: str) -> Any:
     """Convert `text` to the type of the parameter's annotation."""
     origin = typing.get_origin(kind)
     if origin in (Union, types.UnionType):
         choices = typing.get_args(kind)
         if type(None) in choices and text == "none":
             return None
-        return _value(name, key, next(c for c in choices if c is not type(None)), text)
+        return _convert_value(name, key, next(c for c in choices if c is not type(None)), text)
     if origin is Literal:
         allowed = typing.get_args(kind)
         for choice in allowed:

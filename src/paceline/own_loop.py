@@ -50,13 +50,13 @@ from torch.utils.data import (
 )
 
 from paceline.collectives import Divided, ProgramNeeds
-from paceline.comm.shared import padded
+from paceline.comm.shared import pad_to_lines
 from paceline.config import SESSION, Config, Safety
 from paceline.data import Batch, Batches, Dataset
 from paceline.errors import UsageError
-from paceline.launch import abort_on_error, mpi, take_cores, verify, world
+from paceline.launch import abort_on_error, announce_failure, mpi, take_cores, verify, world
 from paceline.models import Ready, TorchModel
-from paceline.record import script_digest
+from paceline.record import script_digest, withdraw
 from paceline.simulate.training import SimulatedProgram
 from paceline.strategies import Strategy
 from paceline.training.job import Job, strategy_name, strategy_of
@@ -76,6 +76,8 @@ def session(
     threads: int | None = None,
     trace: bool = False,
     quiet: bool = False,
+    stall_timeout: str = "60s",
+    on_stall: Literal["warn", "abort"] = "warn",
     comm: Any = None,
 ) -> Session:
     """Return a block in which the program's own training loop is run by a strategy, on all ranks of its job.
@@ -86,7 +88,8 @@ def session(
 
     `runs`: the folder for the record of the run, or None; `name`: the name of its folder. `seed`: of the order of the
     samples. `threads`: of each rank. `trace`: also record every MPI call. `quiet`: print no line per epoch (on
-    stderr, by rank 0). `comm`: an mpi4py communicator, by default COMM_WORLD.
+    stderr, by rank 0). `stall_timeout`: report a rank that makes no progress for this long; `on_stall`: only report it, or
+    end the job with status 75. `comm`: an mpi4py communicator, by default COMM_WORLD.
 
     >>> import torch
     >>> inputs, labels = torch.randn(60, 4), torch.arange(60) % 3
@@ -104,6 +107,7 @@ def session(
     """
     given: dict[str, Any] = {"strategy": strategy, "runs": runs, "name": name}
     given.update(seed=seed, threads=threads, trace=trace, quiet=quiet)
+    given.update(stall_timeout=stall_timeout, on_stall=on_stall)
     given.update(settings_from_launcher())
     return Session(comm=comm, **given)
 
@@ -177,7 +181,7 @@ class Conversation:
         self._user = self._strategy.parent = getcurrent()
         self._wake(self._strategy)
         try:
-            with _own_modes():
+            with _use_default_modes():
                 turn = self._strategy.switch(value)
         finally:
             self._wake(self._user)
@@ -197,7 +201,7 @@ class Conversation:
 
 
 @contextlib.contextmanager
-def _own_modes() -> Iterator[None]:
+def _use_default_modes() -> Iterator[None]:
     """Let others run with PyTorch's default modes; the program's own (no_grad, autocast) hold when it goes on."""
     graded, cast, kind = (
         torch.is_grad_enabled(),
@@ -300,7 +304,7 @@ class OwnModel(TorchModel):
 
         def finish(one: Any) -> None:
             with torch.no_grad():
-                torch.mul(_real(one.p.grad), weight, out=one.g)
+                torch.mul(_as_real(one.p.grad), weight, out=one.g)
 
         def report(layer: int) -> None:
             self._loop.end_lap(layer)
@@ -320,7 +324,7 @@ class OwnModel(TorchModel):
     def collect(self, weight: float) -> None:
         """Fill `g` with the gradients that the user's program has computed, times `weight`."""
         self.missing = []
-        if self._reported and self._reported & self._ready_layers.changed():
+        if self._reported and self._reported & self._ready_layers.find_changed():
             raise UsageError(
                 "gradients were changed between backward() and optimizer.step(), when overlap=true had begun to send them: "
                 "call ranks.exchange() before, or leave out overlap=true"
@@ -334,8 +338,8 @@ class OwnModel(TorchModel):
                     one.g.zero_()
                     self.missing.append(number)
                 else:
-                    torch.mul(_real(grad), weight, out=one.g)
-        self._settle()
+                    torch.mul(_as_real(grad), weight, out=one.g)
+        self._pull_state()
 
     def forget_missing(self) -> None:
         """Take a gradient of 0 for one that others have computed."""
@@ -367,7 +371,7 @@ class OwnModel(TorchModel):
         for one, view in zip(self._trained, self._views_of(g), strict=True):
             grad = one.p.grad
             if grad is not None and grad is not view:
-                view.copy_(_real(grad.detach()))
+                view.copy_(_as_real(grad.detach()))
 
     def _views_of(self, g: Array) -> list[Any]:
         where = g.ctypes.data
@@ -382,7 +386,7 @@ class OwnModel(TorchModel):
         for one in self._trained:
             if one.mirrored:
                 with torch.no_grad():
-                    _real(one.p).copy_(one.x)
+                    _as_real(one.p).copy_(one.x)
         for tensor in self._state.values():
             tensor.push()
 
@@ -390,7 +394,7 @@ class OwnModel(TorchModel):
         """Copy the module's parameters to `x` where they do not share memory, after the optimizer has changed them."""
         for one in self._trained:
             if one.mirrored or one.p.data_ptr() != one.x.data_ptr():
-                one.x.copy_(_real(one.p.detach()))
+                one.x.copy_(_as_real(one.p.detach()))
                 if not one.mirrored:
                     one.p.data = one.x
 
@@ -415,7 +419,7 @@ class OwnModel(TorchModel):
         return found
 
 
-def _real(tensor: Any) -> Any:
+def _as_real(tensor: Any) -> Any:
     tensor = tensor if tensor.layout == torch.strided else tensor.to_dense()
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
@@ -483,7 +487,7 @@ class OwnUpdate:
             return
         own = self._is_own(x)
         if not own and not loop.waits:  # for another rank, whose learning rate is in `eta`
-            with loop.first_rates():
+            with loop.use_first_rates():
                 self._elsewhere.apply(x, g, factor, state, scale)
             return
         plain = np.asarray(g)
@@ -524,14 +528,16 @@ class DividedStep:
         for name, dtype in update.vectors(x.dtype).items():
             end = begin + x.size * dtype.itemsize
             self._vectors[name] = exchange.memory[begin:end].view(dtype)
-            begin = padded(end)
+            begin = pad_to_lines(end)
         self._state: TorchState | None = None
         self._shown = RememberedByAll(self._recall)
 
     @staticmethod
     def needs(update: TorchOptimizer, x: Array) -> ProgramNeeds:
         """Return what the ranks need: see `tell`, and memory for every vector of the state."""
-        sizes = [padded(np.asarray(x).size * dtype.itemsize) for dtype in update.vectors(x.dtype).values()]
+        sizes = [
+            pad_to_lines(np.asarray(x).size * dtype.itemsize) for dtype in update.vectors(x.dtype).values()
+        ]
         return ProgramNeeds(notes=1 + len(update.places), room=sum(sizes))
 
     def start(self, x: Array) -> State:
@@ -577,9 +583,11 @@ class DividedStep:
         if scale != 1:
             np.multiply(every, scale, every)
         self._model.spread(every, absent)
-        self._loop.let_step(lambda: self._step(self._seen(every), factor, self._model.find_missing(), looks))
+        self._loop.let_step(
+            lambda: self._step(self._collect_gradient(every), factor, self._model.find_missing(), looks)
+        )
 
-    def _seen(self, every: Array) -> Array:
+    def _collect_gradient(self, every: Array) -> Array:
         """Return this rank's part of the gradient as the program has left it."""
         self._model.gather(every)
         return every[self._exchange.part]
@@ -723,11 +731,11 @@ class Samples:
         self._known = [
             part for batch in known for part in np.array_split(batch.labels, self.accumulate) if len(part)
         ]
-        self._ahead = iter(self._ahead_of([labels.tolist() for labels in self._known]))
+        self._ahead = iter(self._make_loader([labels.tolist() for labels in self._known]))
         yield from known
         self._ahead = None
 
-    def _ahead_of(self, lists: list[list[int]]) -> DataLoader[Any]:
+    def _make_loader(self, lists: list[list[int]]) -> DataLoader[Any]:
         of = self.loader
         return DataLoader(
             of.dataset, batch_sampler=lists, num_workers=of.num_workers, collate_fn=of.collate_fn,
@@ -924,12 +932,14 @@ class Session:
 
     def __init__(
         self, *, comm: Any, strategy: Any, runs: Any, name: str | None, seed: int, threads: int | None,
-        trace: bool, quiet: bool, program: Mapping[str, Any] | None = None, until: Sequence[Any] | None = None,
+        trace: bool, quiet: bool, stall_timeout: str, on_stall: Any, program: Mapping[str, Any] | None = None,
+        until: Sequence[Any] | None = None,
     ) -> None:  # fmt: skip
         self._given = comm
         self._strategy = strategy
         self._runs = None if runs is None else Path(runs)
         self._name, self._seed, self._threads, self._trace, self._quiet = name, seed, threads, trace, quiet
+        self._safety = Safety.of_program(stall_timeout, on_stall)
         self._program = describe_program() if program is None else program
         self._until = until
         """A metric, whether higher values of it are better, and the value at which training ends."""
@@ -998,6 +1008,11 @@ class Session:
             error = UsageError("the loop over ranks.epochs(…) ended before training did")
             self._stack.__exit__(UsageError, error, None)
             raise error
+        if kind is not None and not (isinstance(error, SystemExit) and not error.code):
+            # A loop that an exception leaves ends like one that `break` leaves: training has ended, and was recorded.
+            announce_failure()
+            if self.rank == 0 and self.fitted is not None and self.fitted.run is not None:
+                withdraw(self.fitted.run)
         return self._stack.__exit__(kind, error, trace)
 
     def _end(self) -> None:
@@ -1194,7 +1209,7 @@ class Session:
         return factors[0]
 
     @contextlib.contextmanager
-    def first_rates(self) -> Iterator[None]:
+    def use_first_rates(self) -> Iterator[None]:
         """Give the optimizer the learning rates that it had at attach."""
         groups = self._optimizer.param_groups
         now = [group["lr"] for group in groups]
@@ -1269,7 +1284,7 @@ class Session:
         )  # fmt: skip
         job = Job(
             config=config, data=data, model=model, strategy=self.strategy, update=update, runs=self._runs,
-            run_name=self._name, trace=self._trace, program=self._program, safety=Safety(checkpoint_every="never"),
+            run_name=self._name, trace=self._trace, program=self._program, safety=self._safety,
             objects=("data", "model", "update", *(() if isinstance(self._strategy, str) else ("strategy",))),
         )  # fmt: skip
         batches = Batches(split, batch=config.own_batch(), seed=config.seed)

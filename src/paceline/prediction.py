@@ -66,7 +66,7 @@ def load_model(run: str | Path, *, model: Any = None, data: Any = None, trust: b
     """
     source = Run(run)
     config = source.config
-    dataset = _recorded(source, trust) if data is None else load(data)
+    dataset = _make_empty_dataset(source, trust) if data is None else load(data)
     seeded = {"seed": config["seed"], "dtype": config["dtype"]}
     if model is not None:
         made = as_model(model, dataset, **seeded)
@@ -76,7 +76,7 @@ def load_model(run: str | Path, *, model: Any = None, data: Any = None, trust: b
         )
     else:
         try:
-            with spec.registered_only(str(source.folder), trust=trust):
+            with spec.refuse_user_code(str(source.folder), trust=trust):
                 made = make(spec.parse("models", config["model"]), dataset, **seeded)
         except UntrustedError:
             raise
@@ -137,11 +137,14 @@ def predict(
     )
 
 
-def _recorded(run: Run, trust: bool) -> Dataset:
-    """Return a data set with the shapes and classes of the run's data, without samples."""
+def _make_empty_dataset(run: Run, trust: bool) -> Dataset:
+    """Return a data set with the shapes and classes of the run's data, without samples.
+
+    Runs of earlier versions do not record the shapes; their data set is read.
+    """
     config = run.config
     if "shape" not in config:  # written by an earlier version
-        with spec.registered_only(str(run.folder), trust=trust):
+        with spec.refuse_user_code(str(run.folder), trust=trust):
             return load(config["data"])
     shape, label_shape = tuple(config["shape"]), tuple(config["label_shape"])
     labels = np.empty((0, *label_shape), np.int64 if config["classes"] else np.float32)
@@ -165,7 +168,7 @@ def _samples(run: Run, data: Any, split: str, trust: bool) -> tuple[str, list[Sp
         inputs, labels = data
         if _is_array(inputs) or (run.config.get("inputs") and isinstance(inputs, tuple | Mapping)):
             return "arrays", [_pair(run, Several.of(inputs), np.asarray(labels))]
-    with spec.registered_only(str(run.folder), trust=trust or data is not None):
+    with spec.refuse_user_code(str(run.folder), trust=trust or data is not None):
         dataset = _load_like(run, data, whole=split == "all")
     numbers = _check(run, dataset)
     wanted = SPLITS if split == "all" else (split,)
@@ -246,7 +249,7 @@ def _check(run: Run, data: Dataset) -> Array | None:
         if set(data.class_names) <= set(names):
             return np.array([names.index(name) for name in data.class_names])
         raise UsageError(
-            f"{data.name} has the classes {_listed(data.class_names)}; {run.folder} was trained on {_listed(names)}"
+            f"{data.name} has the classes {_list_names(data.class_names)}; {run.folder} was trained on {_list_names(names)}"
         )
     if config["classes"] and data.classes > config["classes"]:
         raise UsageError(
@@ -262,8 +265,8 @@ def _check_shapes(run: Run, name: str, split: Split) -> None:
         gets = [(field.name, field.shape) for field in fields_of(split)]
         if wants != gets:
             raise UsageError(
-                f"{name} has the inputs {_described(gets)}; {run.folder} was trained on "
-                f"{_described(wants) if wants else _size(tuple(run.config['shape']))}"
+                f"{name} has the inputs {_describe_fields(gets)}; {run.folder} was trained on "
+                f"{_describe_fields(wants) if wants else _size(tuple(run.config['shape']))}"
             )
     for what, got, recorded in (
         ("samples", split.shape, "shape"),
@@ -276,11 +279,11 @@ def _check_shapes(run: Run, name: str, split: Split) -> None:
             )
 
 
-def _listed(names: tuple[str, ...]) -> str:
+def _list_names(names: tuple[str, ...]) -> str:
     return ", ".join(names if len(names) <= 20 else (*names[:20], "…"))
 
 
-def _described(fields: list[tuple[str, tuple[int, ...]]]) -> str:
+def _describe_fields(fields: list[tuple[str, tuple[int, ...]]]) -> str:
     return ", ".join(f"{name} of {_size(shape)}" if name else _size(shape) for name, shape in fields)
 
 

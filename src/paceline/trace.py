@@ -30,10 +30,10 @@ from paceline.errors import UsageError
 from paceline.figures.drawing import check_format, save_page, settings
 from paceline.figures.palette import FAINT, GREY, INK
 from paceline.figures.palette import KINDS as LOOKS
-from paceline.files import json_text, replacing
+from paceline.files import json_text, replace_file
 from paceline.record import Run
 from paceline.text import count
-from paceline.training.job import built_in
+from paceline.training.job import find_built_in
 
 Array = NDArray[Any]
 # Without a trace, only the time spent on each kind of work is known; it is shown in this order.
@@ -98,7 +98,7 @@ def timeline_of(run: Run) -> Timeline:
             f"{run.folder} has no timeline: its record is too old to have the start of each step; train it again"
         )
     ranks = int(run.config["ranks"])
-    strategy = built_in(str(run.config["strategy"]))
+    strategy = find_built_in(str(run.config["strategy"]))
     in_step = getattr(strategy, "in_step", True)
     roles = tuple(strategy.role(rank, ranks) if strategy else "" for rank in range(ranks))
     trace = run.trace
@@ -139,7 +139,7 @@ def _from_steps(columns: Mapping[str, Array], ranks: int, in_step: bool) -> tupl
     """Return steps and the work in them, from their durations alone."""
     starts, ends = nanoseconds(columns["start"]), _ends(columns)
     spent = {kind: columns[kind].astype(np.float64) for kind in ORDER}
-    waited = _waited(columns, ranks) if in_step else np.zeros(len(starts))
+    waited = _measure_waiting(columns, ranks) if in_step else np.zeros(len(starts))
     spent["wait"] = spent["wait"] + waited
     spent["exchange"] = spent["exchange"] - waited
     steps, work = [], []
@@ -164,7 +164,7 @@ def _step(rank: int, step: int, epoch: int, start: int, end: int) -> Span:
     return Span(rank, f"step {step}", "step", start, end, {"step": step, "epoch": epoch})
 
 
-def _waited(columns: Mapping[str, Array], ranks: int) -> Array:
+def _measure_waiting(columns: Mapping[str, Array], ranks: int) -> Array:
     """Return how much longer each step's exchange took than on the rank that spent the least time in it."""
     counts = np.bincount(columns["rank"], minlength=ranks)
     if ranks == 1 or len(set(counts.tolist())) != 1:
@@ -299,7 +299,9 @@ def select_steps(timeline: Timeline, steps: tuple[int, int]) -> Timeline:
         step = find(span)
         return step is not None and first <= step <= last
 
-    serving = _served(timeline, taking, [span.rank in taking and inside(span) for span in timeline.calls])
+    serving = _find_serving_times(
+        timeline, taking, [span.rank in taking and inside(span) for span in timeline.calls]
+    )
 
     def holds(span: Span) -> bool:
         if span.rank in taking:
@@ -328,7 +330,9 @@ def select_steps(timeline: Timeline, steps: tuple[int, int]) -> Timeline:
     )
 
 
-def _served(timeline: Timeline, taking: set[int], kept: list[bool]) -> dict[int, list[tuple[int, int]]]:
+def _find_serving_times(
+    timeline: Timeline, taking: set[int], kept: list[bool]
+) -> dict[int, list[tuple[int, int]]]:
     """Return when each rank that takes no steps served the kept calls: from start to end, in order."""
     # For each such rank: its calls that exchanged messages, and whether the other call is kept.
     ends: dict[int, dict[int, bool]] = defaultdict(dict)
@@ -389,7 +393,7 @@ def write_trace(run: Run, path: Path, steps: tuple[int, int] | None = None) -> T
     timeline = timeline_of(run)
     shown = timeline if steps is None else select_steps(timeline, steps)
     with ExitStack() as stack:
-        file: Any = stack.enter_context(replacing(path))
+        file: Any = stack.enter_context(replace_file(path))
         if path.suffix == ".gz":
             file = stack.enter_context(
                 gzip.GzipFile("", "wb", fileobj=file, mtime=0)
@@ -424,10 +428,12 @@ def _describe(run: Run, timeline: Timeline) -> dict[str, Any]:
 
 def _events(run: Run, timeline: Timeline) -> Iterator[dict[str, Any]]:
     cut = "" if run.cut is None else f", {run.cut}"
-    yield _named("process_name", 0, name=f"{run.config['strategy']} on {count(timeline.ranks, 'rank')}{cut}")
+    yield _make_metadata(
+        "process_name", 0, name=f"{run.config['strategy']} on {count(timeline.ranks, 'rank')}{cut}"
+    )
     for rank, role in enumerate(timeline.roles):
-        yield _named("thread_name", rank, name=f"rank {rank} ({role})" if role else f"rank {rank}")
-        yield _named("thread_sort_index", rank, sort_index=rank)
+        yield _make_metadata("thread_name", rank, name=f"rank {rank} ({role})" if role else f"rank {rank}")
+        yield _make_metadata("thread_sort_index", rank, sort_index=rank)
     shown = [
         (span.rank, span.start, -span.end, level, span)
         for level, spans in enumerate((timeline.steps, timeline.work, timeline.calls))
@@ -442,7 +448,7 @@ def _events(run: Run, timeline: Timeline) -> Iterator[dict[str, Any]]:
         yield _flow("f", number, last, max(last.start, last.end - 1))
 
 
-def _named(what: str, rank: int, **values: Any) -> dict[str, Any]:
+def _make_metadata(what: str, rank: int, **values: Any) -> dict[str, Any]:
     return {"ph": "M", "name": what, "pid": PROCESS, "tid": rank, "args": values}
 
 

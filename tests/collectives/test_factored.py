@@ -8,6 +8,7 @@ from tests.models.mlp_nets import VARIANTS
 from tests.ranks import on_ranks
 
 
+@pytest.mark.once
 def test_steps_equal_those_of_one_process() -> None:
     kinds = on_ranks("tests.collectives.factored:equals_one_process", 5)
     together = ["Factored"] * 4 * len(VARIANTS)

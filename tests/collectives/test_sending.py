@@ -133,10 +133,10 @@ def test_rounding_to_two_bytes(name: str, factor: float) -> None:
     bits = np.random.default_rng(0).integers(0, 2**32, 100_000, dtype=np.uint32)
     bits[:4] = 0x7FFFFFFF, 0xFFFFFFFF, 0x7F800000, 0x3F808000
     values, scale = bits.view(np.float32), np.float32(factor)
-    plain = compression._in_numpy(*compression.NUMPY[name])
+    plain = compression._make_numpy_format(*compression.NUMPY[name])
     found = []
     with np.errstate(all="ignore"):
-        for made in (plain, compression._in_torch(torch, name, plain)):
+        for made in (plain, compression._make_torch_format(torch, name, plain)):
             short, other, back = (
                 np.empty((2, bits.size), np.uint16),
                 np.empty(bits.size, np.uint16),

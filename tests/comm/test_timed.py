@@ -38,7 +38,7 @@ def test_summing_rows_is_told_by_the_bytes_read() -> None:
     comm = Timed()
     out = np.empty(5, FLOAT)
     rows_of_three = np.arange(15, dtype=FLOAT).reshape(3, 5)
-    channel(comm).operation(np.add, FLOAT, 20).over(rows_of_three, out)
+    channel(comm).operation(np.add, FLOAT, 20).combine_rows(rows_of_three, out)
     assert out.tolist() == [15, 18, 21, 24, 27]
     assert comm.told == [("sum", 60)]
 
@@ -48,7 +48,7 @@ def test_an_operation_is_charged_once_however_deep_it_is_given_on() -> None:
     own = channel(comm)
     add = own.operation(np.add, FLOAT, 40)
     assert own.operation(add, FLOAT, 40) is add
-    half = own.operation(np.add, np.dtype(np.float16), 4).seen_as(np.dtype(np.float16))
+    half = own.operation(np.add, np.dtype(np.float16), 4).view_as(np.dtype(np.float16))
     a, b, out = (part.view(np.uint16) for part in vectors(2, np.float16))
     half(a, b, out)
     assert out.view(np.float16).tolist() == [5, 5]
@@ -85,7 +85,7 @@ def test_time_alone_costs_the_same_and_computes_only_what_is_carried(
     add = own.operation(np.add, out.dtype, out.nbytes)
     add(a, b, out)
     assert (out == (5 if computed else 0)).all()
-    add.over(np.stack([a, a, b]), out)
+    add.combine_rows(np.stack([a, a, b]), out)
     assert (out == (7 if computed else 0)).all()
     own.copy(out, a)
     assert (out == (2 if computed else 0)).all()

@@ -198,7 +198,7 @@ def test_hollow_batches_are_as_long_as_full_ones(
     unread = Unread(np.zeros((samples, 1), np.float32), np.zeros(samples))
     given_ = {"batch": size, "seed": seed, "draws": draws, "rank": ranks - 1, "ranks": ranks}
     full, time_only = Batches(numbered(samples), **given_), Batches(unread, **given_, time_only=True)
-    ways = ["epoch", "dealt"] + ["own"] * (size <= samples // ranks)
+    ways = ["epoch", "deal"] + ["own"] * (size <= samples // ranks)
     for way in ways:
         one, other = (
             getattr(batches if way == "epoch" else Shares(batches), way)(epoch)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from paceline.data import _cache
-from paceline.data._cache import New, cached
+from paceline.data._cache import New, load_or_build
 from paceline.errors import UsageError
 
 
@@ -31,7 +31,10 @@ def entries(folder: Path) -> list[Path]:
 
 def test_an_entry_is_built_once_and_mapped_read_only(cache: Path) -> None:
     build = Squares()
-    first, second = cached("squares", "a", build)["squares"], cached("squares", "a", build)["squares"]
+    first, second = (
+        load_or_build("squares", "a", build)["squares"],
+        load_or_build("squares", "a", build)["squares"],
+    )
     assert build.built == 1
     assert first[31] == second[31] == 961
     assert type(first) is np.ndarray
@@ -41,9 +44,9 @@ def test_an_entry_is_built_once_and_mapped_read_only(cache: Path) -> None:
 
 def test_a_changed_source_replaces_the_entry(cache: Path) -> None:
     build = Squares()
-    old = cached("squares", "a", build)["squares"]
-    cached("squares-of", "a", build)
-    cached("squares", "b", build)
+    old = load_or_build("squares", "a", build)["squares"]
+    load_or_build("squares-of", "a", build)
+    load_or_build("squares", "b", build)
     assert build.built == 3
     assert [entry.name.rsplit("-", 1)[0] for entry in entries(cache)] == ["squares", "squares-of"]
     assert old[31] == 961  # whoever has the old one keeps it
@@ -98,11 +101,11 @@ def damage_not_a_folder(entry: Path) -> None:
 )  # fmt: skip
 def test_a_damaged_entry_is_built_again(cache: Path, damage: object) -> None:
     build = Squares()
-    cached("squares", "a", build)
+    load_or_build("squares", "a", build)
     damage(entries(cache)[0])  # type: ignore[operator]
-    assert cached("squares", "a", build)["squares"][31] == 961
+    assert load_or_build("squares", "a", build)["squares"][31] == 961
     assert build.built == 2
-    cached("squares", "a", build)
+    load_or_build("squares", "a", build)
     assert build.built == 2
 
 
@@ -112,19 +115,19 @@ def test_a_failed_build_leaves_nothing(cache: Path) -> None:
         raise UsageError("no such thing")
 
     with pytest.raises(UsageError, match="no such thing"):
-        cached("squares", "a", fail)
+        load_or_build("squares", "a", fail)
     assert entries(cache) == []
 
 
 KILLED = """
 import os, sys
 import numpy as np
-from paceline.data._cache import cached
+from paceline.data._cache import load_or_build
 
 def build(new):
     new("squares", (10,), np.int64)
     os.kill(os.getpid(), 9)
-cached(sys.argv[1], "a", build)
+load_or_build(sys.argv[1], "a", build)
 """
 
 
@@ -132,7 +135,7 @@ def test_what_a_killed_build_left_is_swept(cache: Path) -> None:
     for name in ("squares", "squares-of"):
         assert subprocess.run([sys.executable, "-c", KILLED, name]).returncode == -9
     assert len(entries(cache)) == 2
-    cached("squares", "a", Squares())
+    load_or_build("squares", "a", Squares())
     left, made = entries(cache)
     assert left.name.startswith(".squares-of-")  # another entry's, which somebody may be building
     assert made.name.startswith("squares-")
@@ -142,7 +145,7 @@ def test_a_full_disk_is_one_line(cache: Path) -> None:
     with pytest.raises(
         UsageError, match=r"cannot write to the cache .*; set PACELINE_CACHE to another folder"
     ):
-        cached("huge", "a", lambda new: new("huge", (1 << 58,), np.uint8)[:1].fill(0))
+        load_or_build("huge", "a", lambda new: new("huge", (1 << 58,), np.uint8)[:1].fill(0))
     assert entries(cache) == []
 
 
@@ -150,7 +153,7 @@ def test_an_unusable_folder_is_one_line(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "file" / "cache"))
     with pytest.raises(UsageError, match="cannot write to the cache"):
-        cached("squares", "a", Squares())
+        load_or_build("squares", "a", Squares())
 
 
 def test_the_order_of_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,9 +168,9 @@ def test_the_order_of_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     # A home that cannot be written: the temporary directory.
     (tmp_path / "xdg").write_text("no folder")
     build = Squares()
-    assert cached("squares", "a", build)["squares"][31] == 961
+    assert load_or_build("squares", "a", build)["squares"][31] == 961
     assert [entry.parent for entry in entries(spare)] == [spare]
-    cached("squares", "a", build)
+    load_or_build("squares", "a", build)
     assert build.built == 1
     # … unless somebody else has put a folder of that name there.
     monkeypatch.setattr(_cache.os, "getuid", lambda: 987_654)
@@ -178,7 +181,7 @@ def test_the_order_of_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 RACER = """
 import pathlib, sys, time
 import numpy as np
-from paceline.data._cache import cached
+from paceline.data._cache import load_or_build
 
 log = pathlib.Path(sys.argv[1])
 def build(new):
@@ -190,7 +193,7 @@ def build(new):
         time.sleep(0.02)
 print("ready", flush=True)
 sys.stdin.readline()
-array = cached("squares", "a", build)["squares"]
+array = load_or_build("squares", "a", build)["squares"]
 assert (array == np.arange(500_000) ** 2).all()
 places = [line.split() for line in open("/proc/self/maps") if "squares.npy" in line]
 print(*{(place[3], place[4]) for place in places}, flush=True)
@@ -225,8 +228,8 @@ def test_many_processes_at_once_build_one_entry_and_map_the_same_file(cache: Pat
 def test_without_locks_the_first_to_finish_wins(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def late(new: New) -> None:
         new("squares", (1000,), np.int64)[:] = np.arange(1000) ** 2
-        cached("squares", "a", Squares())  # another process, meanwhile
+        load_or_build("squares", "a", Squares())  # another process, meanwhile
 
     monkeypatch.setattr("fcntl.flock", lambda *_: (_ for _ in ()).throw(OSError("no locks here")))
-    assert cached("squares", "a", late)["squares"][31] == 961
+    assert load_or_build("squares", "a", late)["squares"][31] == 961
     assert len(entries(cache)) == 1

@@ -11,7 +11,7 @@ from paceline.diagnosis import Cause, Diagnosis
 from paceline.diagnosis.advice import present_batch, settings_in
 from paceline.diagnosis.case import Case
 from paceline.record import Run
-from paceline.training.job import built_in
+from paceline.training.job import find_built_in
 
 
 def contradictions(case: Case, found: Diagnosis) -> list[str]:
@@ -46,7 +46,7 @@ def steers(case: Case, cause: Cause) -> dict[str, set[int]]:
 
 def _settings(case: Case, given: dict[str, str]) -> dict[str, float]:
     """What ranks, batches, rates and averages would be with these settings, as far as they can be compared."""
-    options: Any = built_in(given.get("strategy", case.strategy))
+    options: Any = find_built_in(given.get("strategy", case.strategy))
     name = given.get("strategy", case.strategy).partition(":")[0]
     ranks, rate = int(given.get("n", case.at.ranks)), case.config.get("lr") or 1.0
     own = given.get("batch-per-rank")

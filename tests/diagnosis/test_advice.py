@@ -119,7 +119,7 @@ def test_from_the_batch_named_on_the_exchange_is_less_than_a_fifth(
     fewer = again(tmp_path / "fewer", {"batch": str(batch * 4 // 5)}, strategy, ranks, **full)
     assert exchanged(fewer) > EXCHANGE
     most = 1437 // STEPS // (1 if strategy.startswith("sync") else case_of(before).at.timing.workers)
-    assert ("more than 1/8 of" in found.words) == (batch > most)
+    assert ("fewer than 8 steps in an epoch" in found.words) == (batch > most)
     (advice,) = [int(each["batch"]) for each in advised(found.advice) if "batch" in each] or [64]
     assert batch <= advice <= most if batch <= most else 64 <= advice <= max(most, 64)
 

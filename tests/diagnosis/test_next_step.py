@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import sys
@@ -42,7 +43,7 @@ def serial(folder: Path, *, cores: int, **given: float) -> Run:
 
 def test_ranks_that_would_help_are_predicted(tmp_path: Path) -> None:
     said = next_step(serial(tmp_path, cores=4, each=100 * US))
-    found = re.fullmatch(r"(paceline train .*) \((about|at most) (\S+) times as fast, predicted\)", said)
+    found = re.fullmatch(r"(paceline train .*)  # (about|at most) (\S+) times as fast, predicted", said)
     assert found is not None, said
     assert "-n 4" in found[1]
     assert "--strategy=sync" in found[1]
@@ -51,7 +52,9 @@ def test_ranks_that_would_help_are_predicted(tmp_path: Path) -> None:
 
 def test_steps_that_are_too_short_for_ranks(tmp_path: Path) -> None:
     said = next_step(serial(tmp_path, cores=4, each=0.1 * US))
-    assert re.fullmatch(r"nothing on ranks: sync on \d would be 0\.\d+ times as fast, predicted", said), said
+    assert re.fullmatch(
+        r"stay with one process: sync on \d ranks is predicted to run at 0\.\d+ times its speed", said
+    ), said
 
 
 def test_one_core(tmp_path: Path) -> None:
@@ -67,10 +70,46 @@ def test_threads_that_use_all_cores(tmp_path: Path) -> None:
     assert "predicted" not in said
 
 
+def with_rule(folder: Path, *, cores: int, **given: float) -> Run:
+    """A run of one process with the rule of a parameter server as if it had been real, on this many cores."""
+    return ranks_alone(folder, "serial:rule=adaptive", 1, cores=cores, given=given, **LOOPBACK)
+
+
+def test_ranks_after_one_process_with_a_rule_have_its_optimizer(tmp_path: Path) -> None:
+    said = next_step(with_rule(tmp_path, cores=4, each=100 * US))
+    assert "--strategy=parameter-server:rule=adaptive " in said
+    assert " -n 4 " in said
+    assert said.endswith("  # at most 3 times as fast: a master and 3 workers with the same rule")
+
+
+def test_two_cores_are_too_few_for_ranks_with_a_rule(tmp_path: Path) -> None:
+    said = next_step(with_rule(tmp_path, cores=2, each=100 * US))
+    assert said.startswith(
+        "nothing on 2 cores: ranks with the rule adaptive are a master and at least 2 workers"
+    )
+    assert said.endswith("the others have another optimizer, sgd")
+
+
+def test_a_master_that_would_be_busy_all_the_time_is_not_advised(tmp_path: Path) -> None:
+    said = next_step(with_rule(tmp_path, cores=4, fixed=0.1 * US, each=0.1 * US, update=1e-6))
+    assert re.fullmatch(
+        r"stay with one process: a master would make every update, which takes \d+ % .*", said
+    ), said
+
+
+def test_a_faster_run_with_another_optimizer(tmp_path: Path) -> None:
+    runs = made(tmp_path, ("serial:rule=adaptive", 1), ("sync", 4), given={"each": 100 * US}, **LOOPBACK)
+    for run in runs:
+        run.summary["test_accuracy"] = 0.9
+        (run.folder / "summary.json").write_text(json.dumps(run.summary))
+    said = next_step(run_of(runs, "serial:rule=adaptive"))
+    assert re.search(r"fast, simulated; the optimizer changes: sgd instead of the rule adaptive$", said), said
+
+
 def test_what_was_measured_to_be_faster(tmp_path: Path) -> None:
     runs = made(tmp_path, SERIAL, ("sync", 4), given={"each": 100 * US}, **LOOPBACK)
     said = next_step(run_of(runs, "serial"))
-    found = re.fullmatch(r"paceline train .*-n 4 .*\((\S+) times as fast, simulated\)", said)
+    found = re.fullmatch(r"paceline train .*-n 4 .*  # (\S+) times as fast, simulated", said)
     assert found is not None, said
     times = {run.config["strategy"]: run.summary["train_seconds"] for run in runs}
     assert float(found[1]) == pytest.approx(times["serial"] / times["sync"], rel=0.1)
@@ -84,7 +123,7 @@ def test_ranks_get_what_their_diagnosis_advises(tmp_path: Path) -> None:
         settings_in(part) for cause in found.causes for part in re.split(", (?:or|and) ", cause.advice)
     ]
     said = next_step(run)
-    words = shlex.split(said.partition(" (")[0])
+    words = shlex.split(said, comments=True)
     assert {f"--strategy={one['strategy']}" for one in advised if "strategy" in one} & set(words), (
         said,
         advised,
@@ -115,7 +154,7 @@ def test_every_kind_of_advice_becomes_a_command(
     [run] = made(tmp_path, ("sync", 2), **LOOPBACK)
     if per_rank:
         run.config.update(batch=None, batch_per_rank=10)
-    words = shlex.split(next_step(run).partition(" (")[0])
+    words = shlex.split(next_step(run), comments=True)
     assert word in words
     assert sum(one.startswith("--batch") for one in words) == 1
 
@@ -138,7 +177,7 @@ def test_one_process_is_advised_where_ranks_mostly_exchange(tmp_path: Path) -> N
     run = ranks_alone(tmp_path, "sync", 4, cores=4, **slow)
     said = next_step(run)
     found = re.fullmatch(
-        r"(paceline train .*) \(one process would be at least (\S+) times as fast, predicted: the ranks .*\)",
+        r"(paceline train .*)  # one process would be at least (\S+) times as fast, predicted: the ranks .*",
         said,
     )
     assert found is not None, said
@@ -163,14 +202,42 @@ def test_a_batch_grows_in_steps_and_the_learning_rate_with_it(tmp_path: Path) ->
     run = ranks_alone(
         tmp_path, "sync", 2, cores=2, given={"each": 2 * US}, network="10gbe", compute=False, batch=16, lr=0.5
     )
-    words = shlex.split(next_step(run).partition(" (")[0])
+    words = shlex.split(next_step(run), comments=True)
     assert {"--batch=64", "--lr=1.0"} <= set(words)  # four times the samples, twice the rate
 
 
 def test_a_serial_run_that_no_ranks_have_beaten(tmp_path: Path) -> None:
     runs = made(tmp_path, SERIAL, ("sync", 4), given={"each": 0.1 * US}, network="1gbe", compute=False)
     said = next_step(run_of(runs, "serial"))
-    assert said == "nothing: the run on 4 ranks was not faster, or learned less"
+    found = re.fullmatch(r"stay with one process: the run on 4 ranks ran at (\S+) times its speed", said)
+    assert found is not None, said
+    other = run_of(runs, "sync")
+    other.summary["train_seconds"] = 0.2 * run_of(runs, "serial").summary["train_seconds"]
+    other.summary["diverged"] = "the loss became NaN at step 3"
+    (other.folder / "summary.json").write_text(json.dumps(other.summary))
+    assert next_step(run_of(runs, "serial")) == "stay with one process: the run on 4 ranks diverged"
+
+
+def test_a_faster_run_that_may_be_chance_is_called_so(tmp_path: Path) -> None:
+    ways = [SERIAL, ("sync", 2), ("serial", 1, {"seed": 1}), ("sync", 2, {"seed": 1})]
+    runs = as_real(made(tmp_path, *ways, **TIME_ALONE))
+
+    def after(*seconds: float) -> str:
+        for run, took in zip(runs, seconds, strict=True):
+            run.summary["train_seconds"] = took
+            (run.folder / "summary.json").write_text(json.dumps(run.summary))
+            (run.folder / "config.json").write_text(json.dumps(run.config))
+            (run.folder / "environment.json").write_text(json.dumps(run.environment))
+        return next_step(runs[0])
+
+    assert after(1.5, 1.0, 1.6, 1.1).endswith(" times as fast, measured")
+    assert after(1.1, 1.0, 1.9, 1.6).endswith(
+        " times as fast, measured, but within the noise: more seeds could tell"
+    )
+    for run in runs[2:]:
+        (run.folder / "summary.json").unlink()
+    del runs[2:]
+    assert after(1.2, 1.0).endswith("  # 1.2 times as fast, measured with one run each: it may be chance")
 
 
 def test_a_serial_run_that_diverged(tmp_path: Path) -> None:
@@ -185,7 +252,7 @@ def test_a_run_that_learned_nothing(tmp_path: Path) -> None:
     [run] = find_runs([tmp_path])
     run.summary["test_accuracy"] = 1 / 3
     said = next_step(run)
-    assert said.endswith("(it learned nothing with a learning rate of 1e-06: the usual one)")
+    assert said.endswith("  # it learned nothing with a learning rate of 1e-06: the usual one")
     assert "--lr" not in said
     run.config["asked"]["lr"] = None
     assert "--epochs=4" in next_step(run)
@@ -196,7 +263,7 @@ def test_sync_on_one_rank_is_one_process(tmp_path: Path) -> None:
     run.config["asked"] = {"on": "mpi", "lr": run.config["lr"]}
     said = next_step(run)
     assert "--strategy=sync -n 4" in said
-    assert said.endswith("times as fast, predicted)")
+    assert said.endswith("times as fast, predicted")
 
 
 def test_the_last_line_of_train(
@@ -210,9 +277,9 @@ def test_the_last_line_of_train(
     assert main([*words, "--strategy", "serial"]) == 0
     *_, run, last = capsys.readouterr().out.splitlines()
     assert run.startswith("run: ")
-    command, _, why = last.removeprefix("next: ").partition(" (")
-    assert why == "to see what ranks gain on this network)"
-    assert main([*shlex.split(command)[1:], "--quiet"]) == 0  # it can be typed
+    command = last.removeprefix("next: ")
+    assert command.endswith("  # to see what ranks gain on this network")
+    assert main([*shlex.split(command, comments=True)[1:], "--quiet"]) == 0  # it can be typed
     assert "next: " not in capsys.readouterr().out
     assert main([*words, "--json"]) == 0
     assert "next: " not in capsys.readouterr().out

@@ -16,7 +16,7 @@ from paceline.diagnosis import Cause, diagnose
 from paceline.diagnosis.case import cases_of
 from paceline.diagnosis.timing import PARTS
 from paceline.record import Run, find_runs
-from paceline.training.job import built_in
+from paceline.training.job import find_built_in
 from tests.diagnosis.made import LOOPBACK, SERIAL, advised, case_of, cause, made, only
 
 RING = "sync:allreduce=ring"
@@ -83,7 +83,7 @@ def test_all_diverged_some_diverged_and_no_serial(tmp_path: Path) -> None:
     wild = made(tmp_path / "wild", SERIAL, (plain, 9), epochs=4, lr=20.0, batch=16, **LOOPBACK)
     found = only(wild)
     assert found.summary == (
-        f"simulated on loopback: {plain} diverged at every rank count tried (9): training diverged"
+        f"simulated on loopback: {plain} diverged at the only rank count tried (9 ranks)"
     )
     assert found.causes[0].rule == "divergence"
     both = made(tmp_path / "wild", (plain, 2), epochs=4, lr=20.0, batch=16, **LOOPBACK)
@@ -172,7 +172,7 @@ def test_a_users_own_strategy_is_diagnosed_as_its_built_in_twin(
     def meant(advice: str) -> list[dict[str, Any]]:
         """The settings of an advice, with the strategy and all its options instead of its spelling."""
         given: list[dict[str, Any]] = [*advised(advice.replace(own_base, base))]
-        known = [one | {"strategy": built_in(one.get("strategy", strategy))} for one in given]
+        known = [one | {"strategy": find_built_in(one.get("strategy", strategy))} for one in given]
         return [one for place, one in enumerate(known) if one not in known[:place]]
 
     assert [meant(each.advice) for each in mine.causes] == [meant(each.advice) for each in twin.causes]

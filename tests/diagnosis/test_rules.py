@@ -26,8 +26,8 @@ CASES: dict[str, tuple[Any, Any, tuple[str, ...]]] = {
     "small computing": (
         both((RING, 4)),
         both((RING, 4), batch=1024),
-        ("at 4 ranks a step computes for 176 us and exchanges for 426 us (70 % of the step); a batch of 676 brings that "
-         "under 20 %",),
+        ("at 4 ranks a step computes for 176 us and exchanges for 426 us (70 % of the step); a batch of 676 "
+         "would bring this below 20 %",),
     ),
     "stragglers": (
         both(("sync", 4), slow="3:4x", **LOOPBACK),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -13,7 +14,21 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from paceline import names as registry
-from paceline.figures import PHONE, WIDE, Axis, Bars, Curve, Figure, Histogram, Lines, Points, png, save, svg
+from paceline.figures import (
+    PHONE,
+    WIDE,
+    Axis,
+    Bars,
+    Curve,
+    Figure,
+    Histogram,
+    Lines,
+    Point,
+    Points,
+    png,
+    save,
+    svg,
+)
 from paceline.figures.drawing import draw_page, limits, text_width, wrap
 from paceline.figures.palette import (
     COLLECTIVES,
@@ -236,6 +251,97 @@ def test_ranks_have_a_tick_each_and_the_last_stays() -> None:
     assert (wide[0], wide[-1], narrow[0], narrow[-1]) == ("1", "16", "1", "16")
     assert {"2", "3", "4", "6", "8"} <= set(wide)
     assert set(narrow) <= set(wide)
+
+
+# ---- labelled points
+
+
+def crowd() -> Points:
+    """A front of many points close to each other, with long names, and six that are far worse and never arrived."""
+    names = [f"sync:allreduce=ring, {ranks} ranks (simulated: infiniband)" for ranks in range(2, 10)]
+    near = [
+        Point(label=name, strategy="sync", x=1 + 0.01 * k, y=0.93 + 0.001 * k, y_range=(0.91, 0.95))
+        for k, name in enumerate(names)
+    ]
+    far = [
+        Point(label=f"gossip, {k} ranks", strategy="gossip", x=None, y=0.1 * k, flag="learned less")
+        for k in range(1, 7)
+    ]
+    return replace(documents.front(), points=(*near, *far), front=tuple(range(8)))
+
+
+def widths(test: object) -> object:
+    return pytest.mark.parametrize("width", [WIDE, PHONE], ids=["wide", "phone"])(test)
+
+
+@widths
+def test_points_far_below_are_arrows_inside_the_axes_that_cover_no_text(width: float) -> None:
+    figure = crowd()
+    page, hits = draw_page([[figure]], width)
+    (axes,) = page.axes
+    floor = page.bbox.height - axes.get_window_extent().y0
+    arrows = [hit for hit, point in zip(hits, figure.points, strict=True) if point.x is None]
+    assert all(floor - 30 < hit.y < floor - 6 for hit in arrows)
+    ends = [text.xy[1] for text in axes.texts if getattr(text, "arrow_patch", None) and not text.get_text()]
+    assert ends == [axes.get_ylim()[0]] * len(arrows)  # each points out of the axes
+    places = sorted(hit.x for hit in arrows)
+    assert all(after - before >= 11 for before, after in pairwise(places))
+    for words, box in seen_texts(page):
+        top, bottom = page.bbox.height - box.y1, page.bbox.height - box.y0
+        assert not any(box.x0 - 4 < hit.x < box.x1 + 4 and top - 4 < hit.y < bottom + 4 for hit in arrows), (
+            words
+        )
+    assert ticks(page)[1][-1] == "worse"
+
+
+@widths
+def test_no_label_of_a_point_crosses_the_border_of_those_that_never_arrived(width: float) -> None:
+    points = (
+        Point(label="sync:allreduce=ring, 4 ranks", strategy="sync", x=1.0, y=0.92),
+        Point(label="parameter-server, 4 ranks", strategy="sync", x=2.0, y=0.93),
+        Point(label="gossip:degree=2, 16 ranks", strategy="gossip", x=None, y=0.9, flag="learned less"),
+    )
+    page, _ = draw_page([[replace(documents.front(), points=points, front=())]], width)
+    (axes,) = page.axes
+    border = next(
+        line
+        for line in axes.lines
+        if line.get_xdata()[0] == line.get_xdata()[-1] and len(line.get_xdata()) == 2
+    )
+    at = axes.transData.transform((border.get_xdata()[0], 0.9))[0]
+    box = axes.get_window_extent()
+    inside = [(words, one) for words, one in seen_texts(page) if one.y0 > box.y0 and one.y1 < box.y1]
+    assert inside
+    assert not [words for words, one in inside if one.x0 < at < one.x1]
+
+
+def test_a_front_is_a_dashed_line_between_its_points() -> None:
+    figure = documents.front()
+    page, _ = draw_page([[figure]], WIDE)
+    (axes,) = page.axes
+    (line,) = [line for line in axes.lines if line.get_drawstyle() == "steps-post"]
+    assert line.is_dashed()
+    assert list(line.get_xdata()) == [1.0, 1.9, 4.4]
+    assert any(
+        "front of the measured rows" in words for words, _ in seen_texts(page)
+    )  # one of the others is simulated
+    page, _ = draw_page([[replace(figure, front=(1,))]], WIDE)
+    assert not any(line.get_drawstyle() == "steps-post" for line in page.axes[0].lines)
+    assert not any("front" in words for words, _ in seen_texts(page))
+
+
+def test_many_points_have_a_legend_in_three_columns() -> None:
+    page, _ = draw_page([[crowd()]], WIDE)
+    (legend,) = page.legends
+    page.draw_without_rendering()
+    assert len({round(text.get_window_extent().x0) for text in legend.get_texts()}) == 3
+
+
+def test_a_spread_that_goes_on_beyond_the_axis_ends_in_an_arrowhead() -> None:
+    wide = Point(label="sync, 2 ranks", strategy="sync", x=1.0, y=0.92, y_range=(0.5, 0.93))
+    figure = replace(documents.front(), points=(wide, *documents.front().points), front=())
+    heads = [line for line in draw_page([[figure]], WIDE)[0].axes[0].lines if line.get_markersize() == 5]
+    assert [(line.get_marker(), float(line.get_ydata()[0])) for line in heads] == [("v", 0.85)]
 
 
 def test_several_figures_share_one_page_and_one_legend(tmp_path: Any) -> None:

@@ -25,7 +25,7 @@ from paceline.launch import resources as _resources
 mine = [int(core) for core in sys.argv[1:]]
 os.sched_getaffinity = lambda _: mine
 _resources.usable_cores = lambda: len(mine)
-_resources.others_running = lambda: 0
+_resources.count_other_threads = lambda: 0
 with _resources.reserve_cores(len(mine)) as cores:
     print(cores, flush=True)
     sys.stdin.read()
@@ -38,7 +38,7 @@ def idle(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     cores = [100_000 + 1000 * (os.getpid() % 10_000) + place for place in range(6)]
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(cores))
     monkeypatch.setattr(_resources, "usable_cores", lambda: len(cores))
-    monkeypatch.setattr(_resources, "others_running", lambda: 0)
+    monkeypatch.setattr(_resources, "count_other_threads", lambda: 0)
     return cores
 
 
@@ -58,7 +58,7 @@ def test_a_job_that_does_not_get_all_its_cores_holds_none(idle: list[int]) -> No
 
 
 def test_a_busy_machine_has_no_cores_to_reserve(idle: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_resources, "others_running", lambda: 3)
+    monkeypatch.setattr(_resources, "count_other_threads", lambda: 3)
     with reserve_cores(4) as too_many, reserve_cores(3) as enough:
         assert too_many is None
         assert enough == idle[:3]
@@ -173,6 +173,6 @@ def test_in_a_rank_that_its_launcher_has_bound_the_machines_cores_are_known() ->
 def test_threads_that_run_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = iter(["0.1 0.2 0.3 5/99 7", "0.1 0.2 0.3 3/99 7", "0.1 0.2 0.3 4/99 7"])
     monkeypatch.setattr(_resources, "Path", lambda _: SimpleNamespace(read_text=lambda: next(said)))
-    assert _resources.others_running(samples=3, apart=0) == 2
+    assert _resources.count_other_threads(samples=3, apart=0) == 2
     monkeypatch.setattr(_resources, "Path", lambda _: tmp_path / "nowhere")
-    assert _resources.others_running() == 0
+    assert _resources.count_other_threads() == 0

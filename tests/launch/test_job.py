@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
+import selectors
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import tempfile
 import time
 import tty
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -57,6 +59,25 @@ def test_a_signal_ends_the_whole_job(start: Callable[..., Started], number: int,
     job.process.send_signal(number)
     assert job.end() == (status, "", f"ended by signal {number} ({signal.strsignal(number)})\n")
     assert job.left() == []
+
+
+def test_a_signal_that_is_handled_late_ends_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python handles a signal that arrives just before a system call only when that call returns."""
+
+    class Late(selectors.DefaultSelector):  # type: ignore[misc,valid-type]
+        raised = False
+
+        def select(self, timeout: float | None = None) -> Any:
+            ready = super().select(timeout)
+            if not ready and not Late.raised:
+                Late.raised = True
+                signal.raise_signal(signal.SIGUSR1)
+            return ready
+
+    monkeypatch.setattr(selectors, "DefaultSelector", Late)
+    said: list[str] = []
+    assert run(1, [sys.executable, "-c", "import time; time.sleep(600)"], on_line=said.append) == 138
+    assert said == [f"ended by signal 10 ({signal.strsignal(signal.SIGUSR1)})"]
 
 
 def test_a_killed_parent_takes_the_job_with_it(start: Callable[..., Started]) -> None:
@@ -109,6 +130,26 @@ def short() -> Iterator[Path]:
         yield Path(name)
 
 
+@contextmanager
+def ready_caller(short: Path, program: str) -> Iterator[subprocess.Popen[str]]:
+    """Start a program whose ranks say that they are ready, with its temporary folders in `short`."""
+    environment = {**os.environ, "TMPDIR": str(short)}
+    with subprocess.Popen(
+        [sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, text=True
+    ) as caller:
+        assert caller.stdout is not None
+        assert caller.stdout.readline() == "ready\n"
+        yield caller
+
+
+def list_left(short: Path, seconds: float) -> list[Path]:
+    """Return what is still in a folder after so many seconds; an empty list as soon as nothing is."""
+    until = time.monotonic() + seconds
+    while (left := list(short.iterdir())) and time.monotonic() < until:
+        time.sleep(0.02)
+    return left
+
+
 def test_a_killed_caller_leaves_no_folder(short: Path) -> None:
     """The folders of a call, with its channel and its arrays, are the caller's own."""
     program = (
@@ -116,19 +157,27 @@ def test_a_killed_caller_leaves_no_folder(short: Path) -> None:
         "def wait(comm):\n    print('ready', flush=True); time.sleep(600)\n"
         "call(wait, {}, ranks=2)"
     )
-    environment = {**os.environ, "TMPDIR": str(short)}
-    with subprocess.Popen(
-        [sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, text=True
-    ) as caller:
-        assert caller.stdout is not None
-        assert caller.stdout.readline() == "ready\n"
+    with ready_caller(short, program) as caller:
         assert len(list(short.glob(PREFIX + "*"))) == 2
         caller.kill()
-        caller.stdout.read()  # until the ranks have gone
-    until = time.monotonic() + 280
-    while list(short.iterdir()) and time.monotonic() < until:
-        time.sleep(0.02)
-    assert list(short.iterdir()) == []
+    assert list_left(short, seconds=280) == []
+
+
+def test_a_caller_whose_last_threads_are_about_to_end_leaves_no_folder(short: Path) -> None:
+    """A process that is killed loses one thread after the other, and is the parent of its job up to the last."""
+    program = (
+        "import ctypes, signal, threading, time; from paceline.launch import call\n"
+        "def wait(comm):\n    print('ready', flush=True); time.sleep(600)\n"
+        "threading.Thread(target=time.sleep, args=(600,)).start()\n"
+        "libc = ctypes.CDLL(None)\n"
+        "signal.signal(signal.SIGUSR2, lambda *given: libc.syscall(ctypes.c_long(EXIT), ctypes.c_long(0)))\n"
+        "call(wait, {}, ranks=2)"
+    ).replace("EXIT", "60" if os.uname().machine == "x86_64" else "93")
+    with ready_caller(short, program) as caller:
+        caller.send_signal(signal.SIGUSR2)
+        left = list_left(short, seconds=100)
+        caller.kill()
+    assert left == []
 
 
 def test_lines_of_ranks_stay_whole_without_buffers() -> None:

@@ -11,7 +11,7 @@ import pytest
 from paceline.errors import UsageError
 from paceline.launch import find, mpiexec
 from paceline.launch import library as _library
-from paceline.launch.library import Library, clean, folder_settings, for_library, recognise
+from paceline.launch.library import Library, clean, folder_settings, make_options, recognise
 
 HYDRA = "HYDRA build details:\n    Version:                                 4.0.2\n    Release Date: x\n"
 INTEL = "Intel(R) MPI Library for Linux* OS, Version 2021.9 Build 20230307\nCopyright 2003-2023, Intel Corporation."
@@ -120,28 +120,28 @@ def test_ranks_yield_only_where_they_share_cores() -> None:
         ("openmpi", "OMPI_MCA_mpi_yield_when_idle"),
         ("mpich", "MPIR_CVAR_ENABLE_HEAVY_YIELD"),
     ]:
-        assert name not in for_library(a_library(kind), crowded=False)[1]
-        assert for_library(a_library(kind), crowded=True)[1][name] == "1"
+        assert name not in make_options(a_library(kind), crowded=False)[1]
+        assert make_options(a_library(kind), crowded=True)[1][name] == "1"
 
 
 def test_root_is_allowed_as_root_only(monkeypatch: pytest.MonkeyPatch) -> None:
     names = {f"{p}_ALLOW_RUN_AS_ROOT{s}" for p in ("OMPI", "PRTE") for s in ("", "_CONFIRM")}
     for user, expected in [(0, names), (1000, set())]:
         monkeypatch.setattr(os, "geteuid", lambda user=user: user)
-        _, settings = for_library(a_library("openmpi"), crowded=False)
+        _, settings = make_options(a_library("openmpi"), crowded=False)
         assert {name for name in settings if "ROOT" in name} == expected
 
 
 def test_a_clusters_own_network_is_left_alone() -> None:
-    here = for_library(a_library("openmpi", wheel=False), crowded=False)[1]
-    across = for_library(a_library("openmpi", wheel=False), crowded=False, one_node=False)[1]
-    wheel = for_library(a_library("openmpi"), crowded=False, one_node=False)[1]
+    here = make_options(a_library("openmpi", wheel=False), crowded=False)[1]
+    across = make_options(a_library("openmpi", wheel=False), crowded=False, one_node=False)[1]
+    wheel = make_options(a_library("openmpi"), crowded=False, one_node=False)[1]
     assert here["OMPI_MCA_pml"] == wheel["OMPI_MCA_pml"] == "ob1"
     assert "OMPI_MCA_pml" not in across
 
 
 def test_an_unknown_mpi_gets_no_settings() -> None:
-    assert for_library(a_library("other", ""), crowded=True) == ([], {})
+    assert make_options(a_library("other", ""), crowded=True) == ([], {})
     assert folder_settings(a_library("other", ""), Path("/x")) == {}
 
 

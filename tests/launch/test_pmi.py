@@ -11,7 +11,7 @@ import pytest
 
 from paceline.launch import prepare as _prepare
 from paceline.launch.pmi import relay
-from paceline.launch.prepare import prepared
+from paceline.launch.prepare import apply_settings
 from paceline.launch.world import World
 
 
@@ -94,5 +94,5 @@ def test_it_is_there_for_the_wheel_under_srun_on_several_nodes(
     monkeypatch.setattr(_prepare, "installed_wheels", lambda: {"mpich": None} if wheel else {})
     monkeypatch.setattr(_prepare, "interpose", lambda: called.append(os.environ["PMI_FD"]))
     monkeypatch.setenv("PMI_FD", "4")
-    with prepared("MPICH", (5, 0, 2)):
+    with apply_settings("MPICH", (5, 0, 2)):
         assert called == (["4"] if interposed else [])

@@ -13,7 +13,7 @@ from paceline.errors import UsageError
 from paceline.launch import find, mpiexec
 from paceline.launch import prepare as _prepare
 from paceline.launch.library import Library, home_settings
-from paceline.launch.prepare import prepared
+from paceline.launch.prepare import apply_settings
 from paceline.launch.world import World
 
 STARTS_RANKS = True
@@ -114,10 +114,10 @@ def test_a_launcher_that_cannot_start_the_library_is_refused_before_mpi_starts(
 ) -> None:
     a_job(monkeypatch, launcher, **variables)
     if not refused:
-        with prepared(vendor, (5, 0, 2)):
+        with apply_settings(vendor, (5, 0, 2)):
             return
     sentence = f"{launcher} cannot start {vendor} 5.0.2: 4 ranks would be 4 jobs of 1; "
-    with pytest.raises(UsageError, match=sentence), prepared(vendor, (5, 0, 2)):
+    with pytest.raises(UsageError, match=sentence), apply_settings(vendor, (5, 0, 2)):
         raise AssertionError("MPI would be started")
 
 
@@ -125,7 +125,7 @@ def test_what_the_user_has_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     a_job(monkeypatch, "mpiexec of Open MPI", PMIX_RANK="0", OMPI_MCA_pml="cm")
     monkeypatch.delenv("OMPI_MCA_btl", raising=False)
     names = ("OMPI_MCA_pml", "OMPI_MCA_btl")
-    with prepared("Open MPI", (5, 0, 11)):
+    with apply_settings("Open MPI", (5, 0, 11)):
         assert [os.environ.get(name) for name in names] == ["cm", "self,sm,tcp"]
     assert [os.environ.get(name) for name in names] == ["cm", None]
 

@@ -19,10 +19,10 @@ from paceline import fit, launch
 from paceline.commands.train import _ranks_left, _was_lost
 from paceline.config import Config
 from paceline.launch import Outcome, StopRequests, find
-from paceline.record.checkpoint import latest
+from paceline.record.checkpoint import find_latest
 from paceline.training.job import Job
 from paceline.training.rank import train
-from paceline.training.resuming import requeued
+from paceline.training.resuming import resume_requeued
 from tests.ranks import ROOT
 
 STARTS_RANKS = True
@@ -38,7 +38,7 @@ def test_the_first_signal_asks_and_the_second_ends() -> None:
     asked: list[int] = []
 
     def train() -> None:
-        with StopRequests(own_process=False) as requests, requests.passed_to(asked.append):
+        with StopRequests(own_process=False) as requests, requests.pass_to(asked.append):
             signal.raise_signal(signal.SIGUSR1)
             assert asked == [signal.SIGUSR1]
             signal.raise_signal(signal.SIGUSR1)  # at the same time: the same request
@@ -56,7 +56,7 @@ def test_before_training_the_first_signal_ends_and_after_it_the_first_is_ignored
     with pytest.raises(KeyboardInterrupt), StopRequests(own_process=False):
         signal.raise_signal(signal.SIGINT)
     with StopRequests(own_process=False) as requests:
-        with requests.passed_to(print):
+        with requests.pass_to(print):
             pass
         signal.raise_signal(signal.SIGINT)
         time.sleep(0.4)
@@ -65,7 +65,7 @@ def test_before_training_the_first_signal_ends_and_after_it_the_first_is_ignored
 
 
 def test_what_cannot_be_saved_is_ended() -> None:
-    with pytest.raises(SystemExit), StopRequests(own_process=False) as requests, requests.passed_to(None):
+    with pytest.raises(SystemExit), StopRequests(own_process=False) as requests, requests.pass_to(None):
         signal.raise_signal(signal.SIGTERM)
 
 
@@ -73,7 +73,7 @@ def test_handlers_of_the_program_stay() -> None:
     came: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, _: came.append(number))
     try:
-        with StopRequests(own_process=False) as requests, requests.passed_to(lambda _: pytest.fail("asked")):
+        with StopRequests(own_process=False) as requests, requests.pass_to(lambda _: pytest.fail("asked")):
             signal.raise_signal(signal.SIGTERM)
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -148,7 +148,7 @@ class Run:
     def wait_for_checkpoint(self) -> None:
         [folder] = self.folder.glob("runs/*")
         until = time.monotonic() + PATIENCE
-        while latest(folder) is None:
+        while find_latest(folder) is None:
             assert time.monotonic() < until
             time.sleep(0.02)
 
@@ -320,16 +320,16 @@ def test_a_requeued_job_goes_on_with_its_own_run(tmp_path: Path, monkeypatch: py
         Job(config=config, runs=tmp_path),
         Job(config=config, runs=tmp_path, run_name=folder.name),
     )
-    assert requeued(unnamed, ranks=1) is unnamed
+    assert resume_requeued(unnamed, ranks=1) is unnamed
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     for job in (unnamed, named):
-        again = requeued(job, ranks=1)
+        again = resume_requeued(job, ranks=1)
         assert (again.resume, again.run_name) == (folder, folder.name)
         assert again.because == "Slurm requeued job 41"
     other = Job(config=Config(model="mlp:5", data="iris", strategy="serial"), runs=tmp_path)
-    assert requeued(other, ranks=1) is other
+    assert resume_requeued(other, ranks=1) is other
     monkeypatch.setenv("SLURM_JOB_ID", "42")
-    assert requeued(named, ranks=1) is named
+    assert resume_requeued(named, ranks=1) is named
     assert folder.exists()
 
 
@@ -341,9 +341,9 @@ def test_a_requeued_job_begins_again_without_a_checkpoint_and_knows_a_complete_r
     config = Config(model="mlp:4", data="iris", strategy="serial", epochs=1)
     job = Job(config=config, runs=tmp_path, run_name="mine")
     train(job, None)
-    assert requeued(job, ranks=1).resume == tmp_path / "mine"
+    assert resume_requeued(job, ranks=1).resume == tmp_path / "mine"
     (tmp_path / "mine" / "summary.json").unlink()
-    assert requeued(job, ranks=1) is job
+    assert resume_requeued(job, ranks=1) is job
     assert not (tmp_path / "mine").exists()
 
 
@@ -422,3 +422,31 @@ def test_a_rank_that_dies_before_mpi_has_started_ends_the_job() -> None:
     assert launch.run(2, command, on_line=said.append, survive=True, time_limit=PATIENCE) == 137
     if find().kind == "openmpi":
         assert "rank 1 ended before all ranks had started MPI; the job is ended" in said
+
+
+LINGERING = """
+import os, signal, sys
+from pathlib import Path
+folder = Path(os.environ["PACELINE_JOB_FOLDER"])
+(folder / sys.argv[1] / str(os.getpid())).touch()
+if sys.argv[1] == "left":  # and MPI does not let it end
+    (folder / "stoppable" / str(os.getpid())).write_text("15")
+    signal.pause()
+"""
+
+
+@pytest.mark.parametrize(("what", "status"), [("started", 137), ("left", 143)])
+def test_a_launcher_that_does_not_end_after_its_ranks_is_killed(
+    what: str, status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The launcher is a shell that starts the ranks and then waits for ever."""
+    launcher = tmp_path / "mpiexec"
+    launcher.write_text('#!/bin/sh\n"$@" &\n"$@" &\nwait\nexec sleep 1000\n')
+    launcher.chmod(0o755)
+    monkeypatch.setattr(launch.job, "mpiexec", lambda ranks, command, *_, environment, **__: (
+        [str(launcher), *command], {**os.environ, **environment}
+    ))  # fmt: skip
+    said: list[str] = []
+    command = [sys.executable, "-c", LINGERING, what]
+    assert launch.run(2, command, on_line=said.append, time_limit=PATIENCE) == status
+    assert said == ["mpiexec did not end after its ranks; it is killed"]

@@ -14,7 +14,7 @@ from paceline import fit, load_model, predict
 from paceline.cli import main
 from paceline.errors import UsageError
 from paceline.record import Run, checkpoint, find_runs
-from paceline.report import document_of
+from paceline.report import document_of, html_page
 from tests.simulate.costs import COSTS
 
 CUT = "cut after epoch 2 of 4"
@@ -88,13 +88,27 @@ def test_it_is_listed_and_not_compared(run: Run, whole: Path) -> None:
     assert [one.folder for one in cut] == [run.folder]
     page = document_of([Run(whole)], cut=cut)
     assert [section.title for section in page.sections] == [
-        "iris, mlp:6,standardise=true", "Runs that were cut", "Environment",
+        "iris, mlp:6,standardise=true", "Interrupted runs", "Environment",
     ]  # fmt: skip
-    assert page.summary[-1].lines == ("1 run was cut, and not compared; `paceline resume RUN` goes on.",)
+    said = "1 run was interrupted and is not compared; continue it with paceline resume RUN."
+    assert page.summary[-1].lines == (said,)
+    assert "continue it with <code>paceline resume RUN</code>." in html_page(page)
     (table,) = page.sections[1].blocks
     assert table.rows[0][:4] == ("cut", "serial", 1, CUT)  # type: ignore[union-attr]
     alone = document_of([], cut=cut)
-    assert [section.title for section in alone.sections] == ["Runs that were cut", "Environment"]
+    assert [section.title for section in alone.sections] == ["Interrupted runs", "Environment"]
+
+
+def test_one_that_was_run_again_to_its_end_is_not_listed(run: Run, whole: Path) -> None:
+    again = Run(shutil.copytree(whole, run.folder.parent / "again"))
+    page = document_of([again], cut=[run])
+    assert "Interrupted runs" not in [section.title for section in page.sections]
+    assert not any("interrupted" in line for text in page.summary for line in text.lines)
+    other = Run(shutil.copytree(whole, run.folder.parent / "other"))
+    for name, value in (("seed", 7), ("epochs", 3)):  # another cell, or one that ended before
+        other.config[name], before = value, other.config[name]
+        assert "Interrupted runs" in [section.title for section in document_of([other], cut=[run]).sections]
+        other.config[name] = before
 
 
 def test_commands_mark_it(

@@ -13,7 +13,7 @@ import pytest
 from paceline import MLP, UsageError, fit, load_model, predict
 from paceline.cli import main
 from paceline.commands.train import _describe
-from paceline.files import read_arrays, replacing, write_arrays, write_json
+from paceline.files import read_arrays, replace_file, write_arrays, write_json
 from paceline.launch.resources import VARIABLES
 from paceline.record import Run, find_runs, new_folder
 
@@ -127,6 +127,7 @@ def test_runs_that_did_not_end_are_left_out(tmp_path: Path) -> None:
     first, second = trained(tmp_path), trained(tmp_path, seed=1)
     (second.folder / "summary.json").unlink()
     assert [run.folder for run in find_runs([tmp_path])] == [first.folder]
+    assert [run.folder for run in find_runs([tmp_path, first.folder])] == [first.folder]  # each run once
     with pytest.raises(UsageError, match="has not ended"):
         _ = Run(second.folder).summary
 
@@ -192,7 +193,7 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     write_json(path, {"a": 1})
 
     def half() -> None:
-        with replacing(path) as file:
+        with replace_file(path) as file:
             file.write(b"half")
             raise RuntimeError
 

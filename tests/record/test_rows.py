@@ -14,7 +14,7 @@ from paceline.comm.control import Control
 from paceline.record import STEP_COLUMNS, Outage, RowLog, Spool, Table, gather_rows
 from paceline.record.rows import unpack_rows
 from paceline.record.writing import write_table
-from paceline.training.rank import common_rows, excess, waiting
+from paceline.training.rank import common_rows, excess, measure_waiting
 from paceline.vmpi.program import run
 
 COLUMNS = ("step", "loss", "count")
@@ -214,7 +214,7 @@ def waited(comm: Any, *, rows: int, most: int | None) -> list[float]:
         row[place] = 1.0 + (rank + number) % comm.Get_size()
         log.append(row)
     rows = common_rows(control.allgather(np.array([len(log), *log.first_span])))
-    found = waiting(log, control, rows).tolist()
+    found = measure_waiting(log, control, rows).tolist()
     control.close()
     return found
 

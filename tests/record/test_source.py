@@ -14,7 +14,7 @@ from paceline import fit
 from paceline.compare.rows import problem_of, rows_of, titles_of
 from paceline.diagnosis import diagnose
 from paceline.record import Run, code_digest, find_runs
-from paceline.study.cells import Cell, asked_in
+from paceline.study.cells import Cell, read_request
 
 STRATEGY = """
 from dataclasses import dataclass
@@ -128,11 +128,11 @@ def test_a_study_runs_a_cell_again_when_its_code_has_changed(
             ranks=1,
         )
 
-    assert cell().key == asked_in(run.config)
+    assert cell().key == read_request(run.config)
     edit("own_code", STRATEGY + "# changed\n")
-    assert cell().key != asked_in(run.config)
+    assert cell().key != read_request(run.config)
     run.config.pop("code")
-    assert cell().key != asked_in(run.config)  # it is not known what ran
+    assert cell().key != read_request(run.config)  # it is not known what ran
 
 
 def test_a_users_own_rule_is_part_of_the_strategy(tmp_path: Path, edit: Callable[[str, str], None]) -> None:

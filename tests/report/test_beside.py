@@ -14,6 +14,8 @@ from paceline.figures import Bars, Histogram, Lines
 from paceline.record import Run, find_runs
 from paceline.report import bench_section, document_of
 from paceline.report.document import Document, Table, Text
+from paceline.report.html import html_page
+from paceline.report.writing import markdown_page
 from paceline.study.folder import Context, context_of
 from tests.report.conftest import altered, on_two_ranks, rewrite, table
 from tests.simulate.costs import PROCESSOR
@@ -69,7 +71,11 @@ def test_a_study_is_told_with_its_runs(study: Path) -> None:
     page = document_of(find_runs([study]), context=context_of([study]))
     assert page.title == "ring or server"
     assert page.summary[0].lines == ("which?",)
-    assert "the target of 50.00 %, the study's" in said(page)
+    answer = page.problems[0].opening
+    assert answer is not None
+    for text in (html_page(page), markdown_page(page, "figures")):
+        assert text.index("which?") < text.index(answer.sentence.split(":")[0])  # right above the answer
+    assert "the study's target of 50.00 %" in said(page)
     assert "1 cell failed: sync:allreduce=ring, 16 ranks: rank 3 was killed." in said(page)
     assert "1 cell failed: serial, 1 rank, mnist: rank 3 was killed." in said(
         page
@@ -294,15 +300,15 @@ def test_each_study_has_its_own_target(runs: list[Run], tmp_path: Path) -> None:
     apart = page(("a", 0.9, 10), ("b", 0.8, 20))
     assert apart.title == "a / b"
     assert apart.summary[0].lines == ("a: a?", "b: b?")
-    assert ["the target of 90.00 %, the study's" in str(text.lines) for text in apart.summary] == [
+    assert ["the study's target of 90.00 %" in str(text.lines) for text in apart.summary] == [
         False,
         True,
         False,
     ]
-    assert ["the target of 80.00 %, the study's" in str(text.lines) for text in apart.summary] == [
+    assert ["the study's target of 80.00 %" in str(text.lines) for text in apart.summary] == [
         False,
         False,
         True,
     ]
-    assert "the target of 90.00 %, the study's" in said(page(("a", 0.9, 10), ("b", None, 10)))
+    assert "the study's target of 90.00 %" in said(page(("a", 0.9, 10), ("b", None, 10)))
     assert "which differ (80.00 %, 90.00 %)" in said(page(("a", 0.9, 10), ("b", 0.8, 10)))

@@ -67,6 +67,32 @@ def test_the_page_never_scrolls_sideways(browser: Browser, page: Path, screen: t
 
 
 @SCREENS
+def test_a_wide_table_uses_the_window_and_says_if_it_scrolls(
+    browser: Browser, tmp_path: Path, screen: tuple[int, int, bool]
+) -> None:
+    names = ("strategy", *(f"a column {k}" for k in range(8)))
+    columns = tuple(Column(name=name, kind="count" if k else "text") for k, name in enumerate(names))
+    table = Table(name="t", title="", columns=columns, rows=(("sync:allreduce=ring", *[1_234_567_890] * 8),))
+    path = tmp_path / "page.html"
+    path.write_text(
+        html_page(Document(title="t", summary=(), sections=(Section(title="s", blocks=(table,)),)))
+    )
+    browser.open(path, screen)
+    box = "document.querySelector('.box')"
+    wide = browser.value("document.querySelector('main').clientWidth")
+    assert browser.value("document.querySelector('table').offsetWidth") > wide  # wider than the text
+    scrolls = browser.value(f"{box}.scrollWidth > {box}.clientWidth + 1")
+    assert scrolls == (screen is PHONE)
+    hint = "getComputedStyle(document.querySelector('.hint')).display"
+    assert browser.value(hint) == ("block" if scrolls else "none")
+    faded = f"{box}.classList.contains('more')"
+    assert browser.value(faded) == scrolls
+    assert browser.value("document.documentElement.scrollWidth") <= screen[0]
+    browser.value(f"{box}.scrollLeft = 9999; {box}.dispatchEvent(new Event('scroll'))")
+    assert not browser.value(faded)  # nothing more to the right
+
+
+@SCREENS
 def test_numbers_and_formulas_are_not_broken(
     browser: Browser, tmp_path: Path, screen: tuple[int, int, bool]
 ) -> None:

@@ -137,7 +137,7 @@ def test_what_is_oversubscribed_is_drawn_hollow_and_not_fitted(runs: list[Run], 
     [
         (
             {1: 10.0, 2: 6.0, 32: 5.0},
-            "it takes 2 numbers of ranks above 1, there is 1 (not counting those with more ranks than cores)",
+            "at least two rank counts above 1; there is only one (not counting those with more ranks than cores)",
         ),
         ({2: 6.0, 4: 5.0}, "sync: there is no serial run to compare with."),
     ],
@@ -174,7 +174,11 @@ def test_what_diverged_is_a_gap(runs: list[Run], tmp_path: Path) -> None:
         ([1], [2, 4], "all runs diverged"),
         ([1, 2, 4], [2, 4], "every row has runs that diverged"),
         ([2, 4], [1], "the serial runs to compare with diverged"),
-        ([1, 2], [4], "it takes 2 numbers of ranks above 1, there is 1 (not counting runs that diverged)"),
+        (
+            [1, 2],
+            [4],
+            "a fit needs at least two rank counts above 1; there is only one (not counting runs that diverged)",
+        ),
     ],
 )
 def test_why_nothing_is_fitted_where_runs_diverged(

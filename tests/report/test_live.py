@@ -7,6 +7,7 @@ import json
 import math
 import os
 import shutil
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -27,6 +28,7 @@ from paceline.report.live import Follower, LiveRun, State, serve, state_of
 from paceline.study.cells import Cell
 from paceline.study.folder import Folder
 from paceline.worker import worker
+from tests.browser import Browser
 
 SMALL: dict[str, Any] = {"strategy": "serial", "epochs": 2, "batch": 10, "quiet": True}
 
@@ -231,6 +233,40 @@ def test_a_folder_that_was_removed(tmp_path: Path, address: str) -> None:
     assert "no such run or folder of runs" in get(address)[0]
 
 
+@pytest.mark.requires("chromium")
+def test_a_page_keeps_the_last_report_when_the_server_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained(tmp_path, "first")
+    server, address = serve([tmp_path])
+    browser = Browser()
+    try:
+        browser.open(address)
+        frame = "document.getElementById('report').contentDocument"
+        assert "serial" in browser.value(f"{frame}.body.textContent")
+        assert browser.value("getComputedStyle(document.getElementById('ended')).display") == "none"
+
+        asked = threading.Event()
+
+        def end(self: Follower) -> str:
+            asked.set()
+            raise ConnectionAbortedError  # this request ends without an answer
+
+        monkeypatch.setattr(Follower, "_write", end)
+        trained(tmp_path, "second")
+        assert asked.wait(60)
+        server.shutdown()
+        server.server_close()
+        ended = "new Promise(done => setInterval(() => document.body.className && done(document.body.className), 50))"
+        assert browser.value(ended) == "ended"
+        assert "serial" in browser.value(f"{frame}.body.textContent")
+        assert browser.value("getComputedStyle(document.getElementById('ended')).display") == "block"
+    finally:
+        browser.close()
+        server.shutdown()
+        server.server_close()
+
+
 # ---- the command
 
 
@@ -297,7 +333,7 @@ def test_the_table_of_the_terminal(tmp_path: Path) -> None:
 
     unfinished(trained(tmp_path, "[bold]a"), process=os.getpid())
     console = Console(width=200, record=True, file=io.StringIO())
-    console.print(watch._table(state_of([tmp_path])))
+    console.print(watch._table(state_of([tmp_path]), 200))
     text = console.export_text()
     assert "[bold]a" in text
     assert "waiting, by rank" in text
@@ -324,9 +360,45 @@ def test_the_table_of_a_narrow_terminal(tmp_path: Path) -> None:
         for number in range(30)
     )  # fmt: skip
     console = Console(width=80, record=True, file=io.StringIO())
-    console.print(watch._table(State(runs=runs)))
+    console.print(watch._table(State(runs=runs), 80))
     text = console.export_text()
     assert "0 % to 7 %" in text
     assert "22 earlier runs" in text
     assert "20260101" not in text
-    assert text.count("\n") <= 2 * 10
+    assert text.count("\n") == 1 + 8 + 1
+
+
+@pytest.mark.parametrize("width", [20, 40, 60, 80, 100, 132, 200])
+def test_each_run_takes_one_line(width: int) -> None:
+    from rich.console import Console
+
+    names = ["parameter-server-masters-2-rule-gap-aware-n16-s0", "sync-n4-s1"]
+    runs = tuple(
+        LiveRun(
+            name=f"20260101-000000-{name}-0123abcd", state="complete", epoch=12, epochs=20, loss=0.01234,
+            settings=f"batch 64, lr {lr}, 1 thread", quality="accuracy 49.44 %, validation loss 0.3",
+            speed=123456.0, waiting={rank: rank / 100 for rank in range(4)}, left=61.0,
+        )
+        for lr, name in enumerate(names)
+    )  # fmt: skip
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(watch._table(State(runs=runs), width))
+    head, *lines = console.export_text().splitlines()
+    assert len(lines) == 2
+    assert max(map(len, (head, *lines))) <= width
+    assert all(line.startswith(name[:4]) for line, name in zip(lines, names, strict=True))
+    if width >= 80:  # whole words
+        assert all("complete" in line and "12 of 20" in line and "accuracy 49.44 %" in line for line in lines)
+        assert "n16-s0" in lines[0]
+    assert ("loss" in head) == (width >= 132)
+    if width == 200:
+        assert "0: 0 %, 1: 1 %, 2: 2 %, 3: 3 %" in lines[0]
+
+
+def test_many_ranks_are_shown_by_their_extremes(tmp_path: Path) -> None:
+    unfinished(trained(tmp_path, "a"), process=os.getpid(), waits=(0.1, 0.3, 0.05, 0.2, 0.1))
+    live = Follower([tmp_path]).live()
+    assert "5 % (rank 2) to 30 % (rank 1)" in live
+    assert "3: 20 %" not in live
+    unfinished(trained(tmp_path, "b"), process=os.getpid(), waits=(0.1, 0.3))
+    assert "0: 10 %, 1: 30 %" in Follower([tmp_path]).live()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from paceline.compare.answer import Target, reached, target_of
+from paceline.compare.answer import Target, find_target_times, target_of
 from paceline.compare.metric import Goal, Metric, direction
 from paceline.compare.rows import rows_of
 from paceline.compare.verdict import best, verdict
@@ -154,9 +154,9 @@ def test_regression_has_a_target_by_its_loss(runs: list[Run], tmp_path: Path) ->
     target = target_of(rows, None)
     assert target is not None
     assert str(target) == "loss 0.55, within a tenth of the best serial loss on the validation samples"
-    assert [reached(row, target).seconds for row in rows] == [(2.0,), (0.5,), (1.0,)]
+    assert [find_target_times(row, target).seconds for row in rows] == [(2.0,), (0.5,), (1.0,)]
     goal = Goal.parse("loss<=0.3")
-    assert not reached(rows[0], Target(metric=goal.metric, value=goal.value, words="")).seconds
+    assert not find_target_times(rows[0], Target(metric=goal.metric, value=goal.value, words="")).seconds
 
 
 def test_metrics_are_exported(runs: list[Run], tmp_path: Path) -> None:
@@ -186,8 +186,8 @@ def test_a_goal_is_written_as_one_would_say_it(text: str, name: str, higher: boo
     ("text", "words"),
     [
         ("", "a target must be a metric and a value"), ("perplexity<=", "a target must be"), ("x>=nan", "a target must be"),
-        ("accuracy>=98", "above 0 and at most 1; got 98"), ("accuracy<=0.9", "must be >=, because higher is better"),
-        ("loss>=0.9", "must be <=, because lower is better"), ("1.2.3", "a target must be"),
+        ("accuracy>=98", "above 0 and at most 1; got 98"), ("accuracy<=0.9", "needs >=, because higher is better"),
+        ("loss>=0.9", "needs <=, because lower is better"), ("1.2.3", "a target must be"),
         ("a<=b<=3", "a target must be"),
         ("speed=3", "write speed>=3 or speed<=3"), ("loss<=1e999", "a target must be"),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import os
 import shlex
 from pathlib import Path
 
@@ -20,11 +21,11 @@ from paceline.record import Run, find_runs
 from paceline.record.environment import describe_other_programs
 from paceline.report import document_of, write
 from paceline.report.contents import command_of
-from paceline.report.document import Document, Opening, Spread
+from paceline.report.document import Document, Opening, Spread, data_of
 from paceline.report.html import html_page
 from paceline.report.pdf import pdf_bytes
 from paceline.report.writing import csv_text, markdown_page
-from paceline.study.folder import context_of
+from paceline.study.folder import LOCK, Folder, context_of
 from tests.report.conftest import altered, rewrite, table
 
 WHY = "the loss has risen to 7.5, from 2.3 at first in epoch 1"
@@ -55,7 +56,7 @@ CASES: dict[str, tuple[list[Way], float | None, str, str]] = {
     "faster": (
         [SERIAL, ("sync", 2, 2.5, 0.95), ("psgd", 2, 3.0, 0.95)], 0.9,
         "Use sync, 2 ranks: it reaches 90.00 % first, after 2.5 s, 1.6 times as fast as serial, 1 rank (4 s).",
-        "One run each: how much of the difference is chance is unknown; more seeds would tell.",
+        "One run each, so the difference may be chance: run more seeds.",
     ),
     "serial is the fastest": (
         [SERIAL, ("sync", 2, 5.0, 0.95)], 0.9,
@@ -105,24 +106,34 @@ CASES: dict[str, tuple[list[Way], float | None, str, str]] = {
          ("psgd", 2, 2.6, 0.95), ("psgd", 2, 3.0, 0.95, 1)], 0.9,
         "Use sync, 2 ranks: it reaches 90.00 % first, after 2.7 s, 1.56 times as fast as serial, 1 rank (4.2 s); the "
         "difference from psgd, 2 ranks is within the noise.",
-        "Their times overlap: sync, 2 ranks: 2 runs, 2.5 s to 2.9 s; psgd, 2 ranks: 2 runs, 2.6 s to 3 s. More seeds",
+        "Not certain: sync, 2 ranks: 2 runs, 2.5 s to 2.9 s; psgd, 2 ranks: 2 runs, 2.6 s to 3 s. More seeds",
     ),
     "serial is slower within the noise": (
         [SERIAL, ("serial", 1, 2.4, 0.95, 1), ("sync", 2, 2.5, 0.95), ("sync", 2, 2.9, 0.95, 1)], 0.9,
         "Stay with serial, 1 rank: it reaches 90.00 % after 3.2 s; the difference from sync, 2 ranks is within the noise.",
-        "Their times overlap",
+        "Not certain: serial, 1 rank: 2 runs, 2.4 s to 4 s; sync",
     ),
-    "only a slower one overlaps": (
+    "a slower one within the noise": (
         [("serial", 1, 1.9, 0.95), ("serial", 1, 2.3, 0.95, 1), ("sync", 2, 2.4, 0.95), ("sync", 2, 2.4, 0.95, 1),
          ("psgd", 2, 2.2, 0.95), ("psgd", 2, 3.0, 0.95, 1)], 0.9,
-        "Stay with serial, 1 rank: it reaches 90.00 % first, after 2.1 s; the difference from psgd, 2 ranks is within the "
+        "Stay with serial, 1 rank: it reaches 90.00 % first, after 2.1 s; the difference from 2 others is within the "
         "noise.",
-        "Their times overlap: serial, 1 rank: 2 runs, 1.9 s to 2.3 s; psgd, 2 ranks: 2 runs, 2.2 s to 3 s. More seeds",
+        "Not certain: serial, 1 rank: 2 runs, 1.9 s to 2.3 s; sync, 2 ranks: 2 runs, 2.4 s; and 1 other. More seeds",
     ),
     "times part": (
         [SERIAL, ("serial", 1, 4.4, 0.95, 1), ("sync", 2, 2.5, 0.95), ("sync", 2, 2.9, 0.95, 1)], 0.9,
         "Use sync, 2 ranks: it reaches 90.00 % first, after 2.7 s, 1.56 times as fast as serial, 1 rank (4.2 s).",
-        "The times of its runs and of the next best do not overlap: ",
+        "1.03 to 2.36 times as fast as serial, 1 rank, with 95 % confidence (sync, 2 ranks: 2 runs, 2.5 s to 2.9 s; ",
+    ),
+    "the noise of others": (
+        [SERIAL, ("serial", 1, 4.05, 0.95, 1), ("sync", 2, 2.5, 0.95)], 0.9,
+        "Use sync, 2 ranks: it reaches 90.00 % first, after 2.5 s, 1.61 times as fast as serial, 1 rank (4.03 s).",
+        "1.40 to 1.85 times as fast as serial, 1 rank, with 95 % confidence (sync, 2 ranks: 1 run, 2.5 s; serial, 1 ",
+    ),
+    "one process with a rule": (
+        [("serial", 1, 4.0, 0.8), ("serial:rule=adaptive", 1, 5.0, 0.95), ("sync", 2, 2.5, 0.8)], 0.9,
+        "Use serial:rule=adaptive, 1 rank: it reaches 90.00 % after 5 s; nothing else reached it with every run.",
+        "One run each, so the difference may be chance: run more seeds. It uses the rule adaptive instead of sgd.",
     ),
     "implausible": (
         [SERIAL, ("sync", 2, 1.6, 0.95)], 0.9,
@@ -144,13 +155,13 @@ CASES: dict[str, tuple[list[Way], float | None, str, str]] = {
     ),
     "another optimizer": (
         [SERIAL, ("parameter-server", 4, 2.0, 0.96)], 0.9,
-        "Use parameter-server, 4 ranks: it reaches 90.00 % first, after 2 s, 2 times as fast as serial, 1 rank (4 s); its "
-        "optimizer differs: steps are made by the rule adaptive, not by sgd.", "One run",
+        "Use parameter-server, 4 ranks: it reaches 90.00 % first, after 2 s, 2 times as fast as serial, 1 rank (4 s).",
+        "One run each, so the difference may be chance: run more seeds. It uses the rule adaptive instead of sgd.",
     ),
     "the optimizer of others": (
         [SERIAL, ("parameter-server", 4, 3.0, 0.96), ("sync", 2, 2.5, 0.95)], 0.9,
-        "Use sync, 2 ranks: it reaches 90.00 % first, after 2.5 s, 1.6 times as fast as serial, 1 rank (4 s); the "
-        "optimizer of parameter-server differs.", "One run",
+        "Use sync, 2 ranks: it reaches 90.00 % first, after 2.5 s, 1.6 times as fast as serial, 1 rank (4 s).",
+        "One run each, so the difference may be chance: run more seeds. The optimizer of parameter-server differs.",
     ),
 }  # fmt: skip
 
@@ -171,13 +182,46 @@ def test_the_answer_is_true(runs: list[Run], tmp_path: Path, case: str) -> None:
     ].replace("\\", "")
 
 
+@pytest.mark.parametrize(
+    ("last", "end"),
+    [
+        (0.6, "; but it does not stay there: it ends at 60.00 %."),
+        (0.895, ", 1.6 times as fast as serial, 1 rank (4 s)."),
+    ],
+)
+def test_a_row_that_falls_back_from_the_target_says_so(
+    runs: list[Run], tmp_path: Path, last: float, end: str
+) -> None:
+    """A row that ends as well as serial, but clearly below the target that it reached before."""
+    serial, sync = made(runs, tmp_path, SERIAL, ("sync", 2, 2.5, 0.95))
+    with (sync.folder / "epochs.jsonl").open("a") as file:
+        file.write(
+            json.dumps({"epoch": 1, "loss": 1.0, "validation_accuracy": last, "train_seconds": 2.6}) + "\n"
+        )
+    assert opening(document_of([serial, Run(sync.folder)], target=0.9)).sentence.endswith(end)
+
+
+def test_of_threads_that_gain_nothing_fewer_are_used(runs: list[Run], tmp_path: Path) -> None:
+    found = made(
+        runs, tmp_path, *(("serial", 1, took, 0.95, seed) for seed, took in enumerate((4.0, 4.3, 4.0, 4.2)))
+    )
+    for run in found[2:]:
+        rewrite(run.folder / "summary.json", threads=2)
+    page = document_of([Run(run.folder) for run in found], target=0.9)
+    assert opening(page).sentence.startswith("Stay with serial, 1 rank: it reaches 90.00 % after 4.15 s; ")
+
+
+def test_a_single_row_is_not_called_one_run_each(runs: list[Run], tmp_path: Path) -> None:
+    assert opening(document_of(made(runs, tmp_path, ("sync", 2, 2.5, 0.95)), target=0.9)).sure == ""
+
+
 def test_the_answer_names_what_other_programs_slowed_down(runs: list[Run], tmp_path: Path) -> None:
     serial, sync = made(runs, tmp_path, SERIAL, ("sync", 2, 2.5, 0.95))
     [remark] = describe_other_programs(3.0, 4.0)
     rewrite(serial.folder / "summary.json", remarks=[remark])
     page = document_of([Run(serial.folder), sync], target=0.9)
     slowed = "Other programs slowed down serial, 1 rank: measure again without them."
-    assert opening(page).sure.endswith(f"more seeds would tell. {slowed}")
+    assert opening(page).sure.endswith(f"run more seeds. {slowed}")
 
 
 def test_simulated_rows_answer_if_nothing_else_was_compared(matrix: Path) -> None:
@@ -303,6 +347,20 @@ def test_what_learned_less_is_struck_out_and_has_a_word_everywhere(runs: list[Ru
     assert [point.x for point in front.points if point.flag] == [None, None]  # the target was not reached
 
 
+def test_what_diverged_is_crossed_out_in_the_figure_of_accuracy(runs: list[Run], tmp_path: Path) -> None:
+    ways: list[Way] = [("serial", 1, 4.0, 0.96), ("sync", 2, 3.0, 0.95), ("sync", 4, 2.0, 0.3, 0, WHY)]
+    figures = {figure.name: figure for figure in document_of(made(runs, tmp_path, *ways)).figures()}
+    lines = figures["accuracy-1"]
+    assert isinstance(lines, Lines)
+    assert {curve.label: curve.less for curve in lines.curves}["sync"] == (False, True)
+    (row,) = [row for row in data_of(lines).rows if "diverged" in str(row[-1])]
+    assert "learned less" not in str(row[-1])
+    page = document_of(made(runs, tmp_path, ways[0], ("sync", 2, 2.0, 0.3, 0, WHY)))
+    dots = next(figure for figure in page.figures() if figure.name == "accuracy-1")
+    assert isinstance(dots, Bars)
+    assert [bar.less for bar in dots.bars] == [False, True]
+
+
 def test_the_front_is_what_nothing_beats(runs: list[Run], tmp_path: Path) -> None:
     ways = [
         ("serial", 1, 4.0, 0.96),
@@ -317,6 +375,16 @@ def test_the_front_is_what_nothing_beats(runs: list[Run], tmp_path: Path) -> Non
         "sync, 2 ranks",
         "serial, 1 rank",
     ]
+
+
+def test_the_axis_has_room_for_the_spread_of_what_it_shows(runs: list[Run], tmp_path: Path) -> None:
+    ways = [("serial", 1, 4.0, 0.96), ("serial", 1, 4.1, 0.90), ("sync", 2, 3.0, 0.95), ("psgd", 2, 2.0, 0.3)]
+    figure = opening(document_of(made(runs, tmp_path, *ways), target=0.9)).figure
+    assert isinstance(figure, Points)
+    assert figure.caption.endswith("An arrow: far worse, beyond the axis.")
+    ((low, _),) = [point.y_range for point in figure.points if point.y_range is not None]
+    assert figure.y.bounds[0] is not None
+    assert 0.3 < figure.y.bounds[0] < low
 
 
 # ---- noise
@@ -445,7 +513,7 @@ def test_the_candidates_of_a_search_are_rows_of_one_problem(runs: list[Run], tmp
     ]  # fmt: skip
     assert [row[-1] for row in found.rows] == [1, 2, 1]  # the longest run with each seed
     assert found.rows[1][1] == pytest.approx(4.1)
-    assert found.marks == ("best", "", "missed the target")
+    assert found.marks == ("best", "", "stopped early")
     first = opening(page)
     assert first.sentence.startswith(
         "Use serial, 1 rank, batch 64, lr 4: it reaches 90.00 % first, after 2 s; closest is "
@@ -453,12 +521,77 @@ def test_the_candidates_of_a_search_are_rows_of_one_problem(runs: list[Run], tmp
     assert "--batch 64" in first.command
     assert "--epochs 2" in first.command  # as many as it takes, not as many as it had
     assert isinstance(first.figure, Points)
-    assert len(first.figure.points) == 3
+    assert first.figure.title == "Time to 90.00 %"
+    assert first.figure.level == (0.9, "target: 90.00 %")
+    assert [(point.x, point.stopped) for point in first.figure.points] == [
+        (2.0, False), (pytest.approx(4.1), False), (1.0, True),
+    ]  # fmt: skip
+    assert (
+        first.figure.points[2].y == 0.6
+    )  # as far as it had come, and the quality at the end of longer runs is not shown
+    assert [point.y for point in first.figure.points[:2]] == [0.92, 0.92]
+    assert not first.figure.front
     assert [text.lines for text in page.summary] == [
-        ("2 of 3 candidates reached 90.00 %, in 4 runs in all.",)
+        ("2 of 3 candidates reached 90.00 % (4 runs in total).",)
     ]
-    assert "missed the target" in html_page(page)
-    assert "*missed the target*" in markdown_page(page, "figures")
+    assert "stopped early" in html_page(page)
+    assert "*stopped early*" in markdown_page(page, "figures")
+
+
+def test_the_page_of_a_search_that_goes_on_says_so(runs: list[Run], tmp_path: Path) -> None:
+    searched(runs, tmp_path, (64, 2.0, 2, 4.0, 0), (64, 4.0, 1, 2.0, 0))
+    with Folder(tmp_path).lock():
+        own = opening(document_of(find_runs([tmp_path]), context=context_of([tmp_path])))
+        assert own.sentence.startswith(
+            "Nothing reached the target of 90.00 %"
+        )  # its last report is made by itself
+        (tmp_path / LOCK).write_text(f"{os.getppid()}\n")
+        page = document_of(find_runs([tmp_path]), context=context_of([tmp_path]))
+        assert opening(page).sentence.startswith(
+            "Nothing has yet reached the target of 90.00 %; closest was "
+        )
+        assert opening(page).sure == "The search is still running; this is the answer so far."
+        assert [text.lines for text in page.summary] == [
+            ("None of the 2 candidates reached 90.00 % (2 runs so far).",)
+        ]
+    over = document_of(find_runs([tmp_path]), context=context_of([tmp_path]))
+    assert opening(over).sentence.startswith("Nothing reached the target of 90.00 %")
+    figure = opening(over).figure
+    assert isinstance(figure, Points)
+    assert [point.stopped for point in figure.points] == [
+        False,
+        True,
+    ]  # the other one was stopped after its first epoch
+
+
+def test_candidates_that_reached_the_target_in_some_runs_are_counted_apart(
+    runs: list[Run], tmp_path: Path
+) -> None:
+    page = searched(runs, tmp_path, (64, 2.0, 6, 4.0, 0), (64, 2.0, 2, 4.0, 1), (64, 4.0, 2, 2.0, 0))
+    said = "None of the 2 candidates reached 90.00 % in every run; 1 did in some runs (3 runs in total)."
+    assert page.summary[0].lines == (said,)
+
+
+def test_whole_runs_of_a_search_missed_the_target(runs: list[Run], tmp_path: Path) -> None:
+    page = searched(runs, tmp_path, (64, 2.0, 2, 4.0, 0), (64, 4.0, 2, 2.0, 0))
+    assert set(table(page, "candidates-1").marks) == {"missed the target"}
+
+
+def test_a_search_and_its_page_choose_the_same(runs: list[Run], tmp_path: Path) -> None:
+    """The simpler of two that are as fast within the noise."""
+    searched(runs, tmp_path, *((64, 2.0, 6, took, seed) for seed, took in enumerate((4.0, 5.0, 4.4))))
+    for seed, took in enumerate((3.9, 5.0, 4.3)):
+        run = find_runs([tmp_path])[seed]
+        more = altered(run, tmp_path, strategy="sync", ranks=2, seed=seed, train_seconds=2 * took)
+        lines = [
+            {"epoch": n, "loss": 1.0, "validation_accuracy": accuracy, "train_seconds": (n + 1) * took / 2}
+            for n, accuracy in enumerate([0.5, 0.92, 0.95, 0.95, 0.95])
+        ]
+        (more.folder / "epochs.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    found = opening(document_of(find_runs([tmp_path]), context=context_of([tmp_path])))
+    assert found.sentence == (
+        "Use serial, 1 rank: it reaches 90.00 % after 4.47 s; the difference from 1 other is within the noise."
+    )
 
 
 def test_candidates_that_missed_the_target_are_sorted_by_how_near_they_came(
@@ -469,7 +602,7 @@ def test_candidates_that_missed_the_target_are_sorted_by_how_near_they_came(
         line = {"epoch": 0, "loss": 1.0, "validation_accuracy": value, "train_seconds": 1.0}
         (run.folder / "epochs.jsonl").write_text(f"{json.dumps(line)}\n")
     page = document_of(find_runs([tmp_path]), context=context_of([tmp_path]))
-    assert [row[4] for row in table(page, "candidates-1").rows] == [0.7, 0.6, 0.5]
+    assert [row[2] for row in table(page, "candidates-1").rows] == [0.7, 0.6, 0.5]
 
 
 def test_studies_beside_the_runs_are_named(
@@ -499,7 +632,7 @@ def test_of_candidates_the_fastest_is_given_unless_a_simpler_one_is_as_fast(
     assert found.startswith(
         "Use hogwild, 2 ranks, lr 4: it reaches 90.00 % first, after 3.75 s, 1.2 times as fast as serial"
     )
-    assert found.endswith("the difference from serial, 1 rank, lr 2 is within the noise.")
+    assert found.endswith("; the difference from 1 other is within the noise.")
 
 
 def test_the_learning_rates_of_a_program_are_candidates_for_one_problem(

@@ -12,7 +12,7 @@ from paceline.record import Run
 from paceline.report import document_of, write_report
 from paceline.report.document import Text
 from paceline.report.learning import end_quality
-from paceline.report.results import cells, columns_of, metrics_of
+from paceline.report.results import cells, columns_of, metrics_of, results
 from paceline.text import seconds
 from tests.report.conftest import altered, on_two_ranks
 
@@ -76,6 +76,22 @@ def test_runs_on_other_threads_have_a_row_of_their_own(runs: list[Run], tmp_path
     assert [row.against_threads for row in rows_of([sync, slow, one])] == [
         None
     ] * 3  # 20 times would look like a success
+
+
+def test_threads_are_beside_the_name_where_rows_differ_in_them_only(runs: list[Run], tmp_path: Path) -> None:
+    one = altered(runs[0], tmp_path, threads=1, train_seconds=4.0)
+    two = altered(runs[0], tmp_path, threads=2, train_seconds=3.0)
+    sync = altered(runs[0], tmp_path, strategy="sync", ranks=2, threads=1, train_seconds=2.0)
+    first = ("strategy", "ranks", "threads", "time (s)", "speedup", "against all threads")
+    found = results(rows_of([sync, two, one]), (), 1)
+    assert tuple(column.name for column in found.columns)[:6] == first
+    assert [row[:4] for row in found.rows] == [
+        ("serial", 1, 1, 4.0),
+        ("serial", 1, 2, 3.0),
+        ("sync", 2, 1, 2.0),
+    ]
+    found = results(rows_of([sync, two]), (), 1)
+    assert [column.name for column in found.columns].index("threads") > 4
 
 
 def test_runs_are_counted_and_their_samples_added_up(runs: list[Run], tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from paceline.config import Config
 from paceline.machine import Costs, load_network
-from paceline.simulate.model import copied
+from paceline.simulate.model import copy_model
 from paceline.simulate.options import Options
 from paceline.simulate.training import Simulated, Simulation
 from paceline.strategies.parameter_server import place
@@ -88,7 +88,7 @@ ALONE = Variant("serial", 1)
 def trained(variant: Variant, seed: int | None = None) -> Trained:
     """Train under the schedule of this seed, with one rank slower than the others; None: nothing comes late."""
     job, parts = prepared(variant)
-    model = copied(parts.model)
+    model = copy_model(parts.model)
     model.place(parts.model.x.copy(), np.zeros_like(parts.model.x))
     update = Summed(parts.update, np.zeros_like(model.x))
     workers: dict[int, Worker] = {}
@@ -189,7 +189,7 @@ def mean_of_parts(ranks: int) -> Any:
     parts = prepared(ALONE)[1]
     ends = []
     for rank in range(ranks):
-        model = copied(parts.model)
+        model = copy_model(parts.model)
         model.place(parts.model.x.copy(), np.zeros_like(parts.model.x))
         batches = Batches(parts.data.train, batch=20, draws=4, dtype=model.x.dtype, rank=rank, ranks=ranks)
         me = Worker(
@@ -260,7 +260,7 @@ def as_its_log_says(run: Trained) -> None:
     """What the masters noted, done again by one process, comes to the same parameters."""
     all_applied(run)
     me, masters, pieces = run.workers[0], _masters(run), _pieces(run)
-    model = copied(prepared(ALONE)[1].model)
+    model = copy_model(prepared(ALONE)[1].model)
     model.place(run.start.copy(), np.zeros_like(run.start))
     x, seen = run.start.copy(), [run.start.copy() for _ in range(run.variant.ranks - masters)]
     orders: list[list[tuple[int, ...]]] = [[] for _ in range(masters)]

@@ -28,6 +28,7 @@ STRATEGIES = [
     *(f"local-sgd:allreduce={name},every=3" for name in SUMS[:2]),
     "local-sgd:allreduce=native,warmup=2,outer-momentum=0.9",
     "weight-average:allreduce=recursive-doubling",
+    "sync:allreduce=native,overlap=true,bucket=0.001",
 ]
 NETWORKS = (
     "loopback", "10gbe", "infiniband", "25gbe:ranks-per-node=4", "nvlink", "10gbe:nodes-per-switch=2,oversubscription=3",
@@ -90,6 +91,30 @@ def test_results_are_those_of_ranks_simulated_one_by_one(
         one, other = both(workload, strategy, draw.choice([2, 4, 5, 7, 8, 13]))
         assert one == other, (strategy, config, options)
     assert whole
+
+
+@pytest.mark.parametrize(
+    "network",
+    ["nvlink", "25gbe:ranks-per-node=4,inside=pcie", "1gbe:library=nccl", "10gbe:progress=thread,jitter=0.2"],
+)
+def test_sums_in_the_background_are_those_of_ranks_simulated_one_by_one(
+    network: str, iris: Dataset, whole: list[list[range]]
+) -> None:
+    """Of buckets that are done before, during and after the backward pass, on ranks with the same and other samples."""
+    draw = random.Random(network)
+    for layers, bucket in (("64,64,64,64", 0.002), ("64,64,64,64", 0.02), ("300,300", 0.1), ("8", 1)):
+        config = Config(
+            data="iris", model=f"mlp:{layers}", epochs=2, batch=draw.choice([16, 50]), draws=draw.choice([None, 9])
+        )  # fmt: skip
+        options = Options(jitter=draw.choice([0.0, 0.3]), slow=draw.choice(["", "1:3x"]))
+        workload = Workload(
+            config=config, data=iris, costs=COSTS, network=parse_network(network), options=options
+        )
+        strategy = f"sync:allreduce=native,overlap=true,bucket={bucket}"
+        one, other = both(workload, strategy, draw.choice([4, 7, 13]))
+        assert one == other, (config, options)
+        assert len(whole) == 1, strategy
+        whole.clear()
 
 
 def test_ranks_with_fewer_samples_are_groups_of_their_own(iris: Dataset, whole: list[list[range]]) -> None:

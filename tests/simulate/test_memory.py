@@ -11,7 +11,7 @@ import pytest
 
 from paceline.models.mlp import MLP
 from paceline.simulate import model as _memory
-from paceline.simulate.model import LONGEST_WAIT, Pool, copied, moved
+from paceline.simulate.model import LONGEST_WAIT, Pool, copy_model, move_into_room
 
 SIZE = 50_000  # 200,000 bytes: no whole number of pages
 
@@ -120,8 +120,8 @@ def test_nothing_is_left_open() -> None:
 def test_a_model_moves_in_and_trains_there() -> None:
     net = MLP([40, 30, 10])
     pool = Pool(net.x)
-    other = copied(net)
-    room = moved(other, pool)
+    other = copy_model(net)
+    room = move_into_room(other, pool)
     assert room is not None
     assert other.x is room.x
     assert private_bytes(other.x) == 0
@@ -144,5 +144,5 @@ def test_no_more_mappings_is_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
             return 2**64 - 1
 
     monkeypatch.setattr(_memory, "_libc", lambda: Full)
-    assert moved(copied(net), pool) is None
+    assert move_into_room(copy_model(net), pool) is None
     pool.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,8 +12,8 @@ from paceline.data import Batch
 from paceline.errors import UsageError
 from paceline.models import FactoredModel, Model
 from paceline.models.mlp import MLP
-from paceline.simulate.model import copied, kind_of
-from paceline.simulate.model import costed as plainly
+from paceline.simulate.model import add_costs as plainly
+from paceline.simulate.model import copy_model, kind_of
 from paceline.updates.momentum import Momentum
 from paceline.vectors import Meter, vector
 from paceline.worker import apply_update, start_update
@@ -29,15 +28,13 @@ class Clock:
     def __init__(self) -> None:
         self.now, self.steps = 0.0, 0
         self.work: list[tuple[str, float]] = []
-        self.me = SimpleNamespace(number=0)
-        self.kernel = SimpleNamespace(compute=SimpleNamespace(seconds=self._seconds))
 
-    def _seconds(self, kind: str, amount: float, rank: int) -> float:
+    def WorkSeconds(self, kind: str, amount: float) -> float:  # noqa: N802
         self.work.append((kind, amount))
         return amount
 
     def Work(self, kind: str, amount: float) -> None:  # noqa: N802
-        self.now += self._seconds(kind, amount, 0)
+        self.now += self.WorkSeconds(kind, amount)
 
     def Compute(self, seconds: float) -> None:  # noqa: N802
         self.now += seconds
@@ -76,7 +73,7 @@ class Plain:
 
 def test_the_same_gradient_and_its_cost() -> None:
     net, clock = MLP([5, 4, 3]), Clock()
-    model = costed(copied(net), clock)
+    model = costed(copy_model(net), clock)
     model.place(net.x.copy(), np.empty_like(net.g))
     assert model.gradient(BATCH) == net.gradient(BATCH)
     assert (np.asarray(model.g) == net.g).all()
@@ -177,7 +174,7 @@ def test_the_update_is_charged_by_its_elements() -> None:
 
 def test_copies_have_buffers_of_their_own_and_no_vectors_yet() -> None:
     net = MLP([5, 4, 3], standardise=True)
-    other = copied(net)
+    other = copy_model(net)
     assert other.x is net.x
     assert other.buffers["mean"] is not net.buffers["mean"]
 
@@ -188,4 +185,4 @@ def test_copies_have_buffers_of_their_own_and_no_vectors_yet() -> None:
     with pytest.raises(
         UsageError, match=r"a Stubborn, cannot be copied for every simulated rank: it holds a socket"
     ):
-        copied(Stubborn([2, 2]))
+        copy_model(Stubborn([2, 2]))

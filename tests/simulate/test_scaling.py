@@ -118,6 +118,32 @@ def test_figures_are_those_of_simulated_runs(strategy: str, tmp_path: Path) -> N
     )
 
 
+@pytest.mark.parametrize(
+    ("strategy", "draws"),
+    [
+        ("gossip", None),
+        ("gossip:every=8", 960),
+        ("hogwild", 1000),
+        ("hogwild", 18_001),
+        ("parameter-server", 960),
+    ],
+)
+def test_end_of_an_epoch_counts_once_an_epoch(strategy: str, draws: int | None) -> None:
+    """Messages that are in flight at the end of an epoch take long on this network, compared with a batch."""
+    on = replace(bench(model="mlp:64", epochs=3, draws=draws), network=load_network("1gbe:bandwidth=1Mbit/s"))
+    candidate = on.candidate(strategy, 4)
+    whole, before = (
+        on.run(candidate, candidate.scenario, length)
+        for length in (candidate.whole_run, candidate.no_steps())
+    )
+    samples = 3 * (120 if draws is None else 32 * draws)
+    point = candidate.measure(candidate.scenario, candidate.length())
+    assert candidate.length().simulated <= max(16_384, candidate.whole_run.batches // 2)
+    assert point.samples_per_second == pytest.approx(
+        samples / (whole.train_seconds - before.train_seconds), rel=0.03
+    )
+
+
 SHARED = {1: [[1, 100 * US]], 8: [[1, 800 * US]]}
 REASONS_WANTED = [
     ("latency", RING, {"network": f"10gbe:{INSTANT},latency=5ms".replace("latency=0,", "")}),

@@ -127,6 +127,7 @@ REFUSED = [
     (("scaling", "--jitter", "-1"), "jitter must be a number from 0 to 2, such as 0.2 for a fifth; got -1.0"),
     (("scaling", "--measured", "nowhere"), "no such run or folder of runs: nowhere"),
     (("scaling", "--messages", "0"), "messages must be at least 1; got 0"),
+    (("scaling", "--epochs", "0"), "epochs must be at least 1; got 0"),
     (("scaling", "--jobs", "0"), "jobs must be at least 1; got 0"),
     (("scaling", "--out", "costs.json"), "--out must be a folder; got costs.json"),
     (("scaling", "--data", "irsi"), "irsi"),
@@ -142,6 +143,14 @@ REFUSED = [
     (("run", "ring.py", "-n", "0"), "-n must give the number of ranks, at least 1; got 0"),
     (("run", "ring.py", "-n", "two"), "invalid int value: 'two'"),
     (("run", "-n", "2"), "a program is needed"),
+    (("run", "", "-n", "2"), "the program must be a file; got an empty name"),
+    (("run", "ring.py", "-n", "2", "--faults", ""), "must be a name; got an empty one"),
+    (("run", "ring.py", "-n", "2", "--faults", "self.txt"), "line 1: cut_link needs two ranks or nodes; got rank 0 twice"),
+    (("run", "ring.py", "-n", "2", "--rendevous"), "unknown option --rendevous; did you mean --rendezvous?"),
+    (("run", "ring.py", "-n", "2", "--no_strict"), "unknown option --no_strict; did you mean --no-strict?"),
+    (("run", "ring.py", "-n", "2", "--rend"), "unknown option --rend; did you mean --rendezvous?"),
+    (("run", "ring.py", "-N", "2"), "unknown option -N; did you mean -n?"),
+    (("run", "ring.py", "--rank=2"), "unknown option --rank; did you mean --ranks?"),
     (("run", "costs.txt", "-n", "2"), "costs.txt, line 1: "),
     (("run", "ring.py", "-n", "2", "--function", "thrice"), "ring.py has no function thrice"),
     (("run", "ring.py", "-n", "2", "--network", "11gbe"), "unknown network '11gbe'"),
@@ -155,6 +164,7 @@ def test_bad_input_gets_one_line(
     here: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str
 ) -> None:
     (here / "costs.txt").write_text("this is no program\n")
+    (here / "self.txt").write_text("cut_link(0, 0, at=0)\n")
     before = sorted(here.iterdir())
     if words[0] == "scaling":
         words = (
@@ -170,6 +180,18 @@ def test_bad_input_gets_one_line(
     [line] = printed.err.splitlines()
     assert line.startswith("paceline simulate: ")
     assert said in line
+    assert sorted(here.iterdir()) == before
+
+
+@pytest.mark.parametrize("words", [("scaling", "-o"), ("scaling", "--work"), ("calibrate", "-o")])
+def test_an_empty_name_is_refused(
+    here: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    before = sorted(here.iterdir())
+    with pytest.raises(SystemExit) as ended:
+        main(["simulate", *words, ""])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.endswith(": must be a name; got an empty one\n")
     assert sorted(here.iterdir()) == before
 
 
@@ -228,6 +250,27 @@ def test_run_an_unchanged_program(capsys: pytest.CaptureFixture[str]) -> None:
 def test_options_may_stand_on_either_side_of_the_program(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", "run", "-n", "2", "ring.py", "word", "--flag"]) == 0
     assert "['word', '--flag']" in capsys.readouterr().out
+    assert (
+        main(["simulate", "run", "ring.py", "--epochs", "3", "-n", "2", "--", "--rendevous", "--seed", "4"])
+        == 0
+    )
+    assert "['--epochs', '3', '--rendevous', '--seed', '4']" in capsys.readouterr().out
+
+
+def test_a_polling_deadlock_is_reported_once(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("polls.py").write_text(
+        "from mpi4py.MPI import COMM_WORLD as comm\nwhile not comm.Iprobe(source=0, tag=1):\n    pass\n"
+    )
+    assert main(["simulate", "run", "polls.py", "-n", "2"]) == 1
+    assert capsys.readouterr().err.startswith(
+        "deadlock: 2 of 2 ranks keep polling for messages that no rank sends\n"
+    )
+
+
+def test_ctrl_c_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("stops.py").write_text("raise KeyboardInterrupt\n")
+    assert main(["simulate", "run", "stops.py", "-n", "2"]) == 130
+    assert capsys.readouterr().err == "paceline simulate: interrupted\n"
 
 
 def test_run_a_function_of_a_file(capsys: pytest.CaptureFixture[str]) -> None:

@@ -346,6 +346,7 @@ def test_progress_is_told_in_both_times(
         (["--no-compute"], 'compute is for simulated ranks: give --on sim (on="sim" of fit) with it'),
         (["--on=sim", "--network=token-ring"], "unknown network 'token-ring'; choose one of loopback, 1gbe"),
         (["--on=sim", "-n", "4", "--slow=4:2x"], "slow: there is no rank 4; the ranks are 0 to 3"),
+        (["--on=sim", "--slow=1:2x,"], "slow: 1:2x, has a comma with nothing before or after it"),
         (["--on=sim", "--slow=fast"], "slow must be RANK:FACTORx, as in 3:4x; got 'fast'"),
         (["--on=sim", "--slow=1:2x,1:3x"], "slow has rank 1 twice: 1:2x,1:3x"),
         (["--on=sim", "--jitter=-1"], "jitter must be a number from 0 to 2, such as 0.2 for a fifth; got -1.0"),

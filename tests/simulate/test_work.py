@@ -120,6 +120,7 @@ def test_layers_and_passes(tmp_path: Path) -> None:
             "a step must take from 1e-09 to 1e+09 seconds; a batch of 1 takes 1e+200",
         ),
         ("batch = 1\nseconds = 1e-200", "a batch of 1 takes 1e-200"),
+        ("batch = 8\nseconds = 1\n[[layers]]\nparameters = 3\ntimes = 0", "layer 1: times must be a whole number from 1"),
         ("batch = 8\nseconds = 1\naccumulation = 9", "accumulation must be a whole number from 1 to 8; got 9"),
         ("batch = 8\n[samples_per_second]", "samples_per_second needs every batch once"),
         ("batch = 8\n[seconds]\n8 = 1\n08 = 2", "seconds needs every batch once"),
@@ -219,12 +220,36 @@ def test_only_the_last_backward_pass_hides_the_exchange(tmp_path: Path) -> None:
     """Of a second, four passes: 0.75 s without exchange, then a forward pass of 1/12 s and a backward pass of 1/6 s."""
     text = f"{PLAIN}overlap = true\nbucket = 1\naccumulation = 4\n"
     work = Work.load(_file(tmp_path, text))
-    assert work.forward == pytest.approx(5 / 6)
+    assert work.unsent(100) == pytest.approx(5 / 6)
     # The ring takes 0.6 s: 0.6 s of 1.43 s begin at 5/6 s, less than a bucket's time later.
     network = "10gbe:bandwidth=100MB/s,latency=0,overhead=0,library=nccl"
     assert _rate(work, network, work.strategy, 4) == pytest.approx(400 / (5 / 6 + 0.6), rel=0.02)
     whole = Work.load(_file(tmp_path, text.replace("accumulation = 4\n", "")))
     assert _rate(whole, network, whole.strategy, 4) == pytest.approx(400 / 1.0, rel=0.03)
+
+
+def test_part_of_a_fixed_batch_has_fewer_passes(tmp_path: Path) -> None:
+    """Four devices compute a quarter of a batch of 100 each, in one pass of 0.25 s: its backward pass of 1/6 s overlaps."""
+    work = Work.load(_file(tmp_path, f"{PLAIN}overlap = true\nbucket = 1\naccumulation = 4\n"))
+    network = "10gbe:bandwidth=100MB/s,latency=0,overhead=0,library=nccl"
+    candidate = work_load(work, Options(network=network), batch=100).candidate(work.strategy, 4)
+    rate = candidate.measure(candidate.scenario, candidate.length()).samples_per_second
+    assert rate == pytest.approx(
+        100 / (0.25 / 3 + 0.6), rel=0.02
+    )  # 0.23 s if only a quarter of a pass overlapped
+
+
+def test_tied_embedding_is_sent_last(tmp_path: Path) -> None:
+    """The gradient of an embedding that is also the last layer is complete at the end: 80 % of 0.6 s are not hidden."""
+    tied = "batch = 100\nseconds = 1.0\njitter = 0\noverlap = true\nbucket = 1\n"
+    tied += '[[layers]]\nname = "embedding"\nparameters = 8_000_000\nshare = 0.001\n'
+    tied += '[[layers]]\nname = "block"\nparameters = 500_000\ntimes = 4\n'
+    work = Work.load(_file(tmp_path, tied))
+    assert [layer.parameters for layer in work.layers] == [8_000_000, 500_000, 500_000, 500_000, 500_000]
+    network = "10gbe:bandwidth=100MB/s,latency=0,overhead=0,library=nccl"
+    assert _rate(work, network, work.strategy, 4) == pytest.approx(400 / (1 + 0.8 * 0.6), rel=0.02)
+    spread = Work.load(_file(tmp_path, f"{PLAIN}overlap = true\nbucket = 1\n"))
+    assert _rate(spread, network, spread.strategy, 4) == pytest.approx(400, rel=0.03)
 
 
 def test_more_parameters_than_memory(tmp_path: Path) -> None:

@@ -24,26 +24,18 @@ def slurm() -> Iterator[dict[str, str]]:
         yield environment
 
 
-COMMANDS = [("main.py", "sync --images 100 --batches 5 --epochs 1")]
-if KIND == "mpich":
-    COMMANDS += [
-        ("main.py", "async 2 --images 100 --batches 5 --epochs 1"),
-        ("allreduce_test.py", "--sizes 12"),
-    ]
-
-
-@pytest.mark.parametrize(("program", "words"), COMMANDS)
-def test_srun(slurm: dict[str, str], tmp_path: Path, program: str, words: str) -> None:
+def test_srun(slurm: dict[str, str], tmp_path: Path) -> None:
+    words = "async 2 --images 100 --batches 5 --epochs 1"
     done = subprocess.run(
-        ["srun", "-n", "4", "--mpi=pmi2", sys.executable, str(COURSE / program), *words.split()],
+        ["srun", "-n", "4", "--mpi=pmi2", sys.executable, str(COURSE / "main.py"), *words.split()],
         env=slurm, cwd=tmp_path, capture_output=True, text=True, timeout=280, stdin=subprocess.DEVNULL,
     )  # fmt: skip
     if KIND == "mpich":
         assert done.returncode == 0, done.stderr
-        assert ("4 ranks;" if program == "allreduce_test.py" else "% of the test images") in done.stdout
+        assert "% of the test images" in done.stdout
         return
     assert done.returncode == 2
-    said = [line for line in done.stderr.splitlines() if line.startswith(program)]
+    said = [line for line in done.stderr.splitlines() if line.startswith("main.py")]
     assert len(said) == 1, done.stderr
-    assert said[0].startswith(f"{program}: srun cannot start {find().title}: 4 ranks would be 4 jobs of 1; ")
+    assert said[0].startswith(f"main.py: srun cannot start {find().title}: 4 ranks would be 4 jobs of 1; ")
     assert done.stdout == ""

@@ -140,7 +140,9 @@ def test_a_rank_that_goes_on_is_only_remarked(start: Callable[..., Run]) -> None
 
 
 @pytest.mark.once
-def test_a_checkpoint_saved_without_the_stopped_rank_continues_bit_for_bit(start: Callable[..., Run]) -> None:
+def test_a_checkpoint_saved_without_the_stopped_rank_continues_bit_for_bit(
+    start: Callable[..., Run], machine: str
+) -> None:
     run = start("Frozen", "--stall-timeout", "3s", "--on-stall", "checkpoint-abort")
     status, said = run.end()
     assert status == 75
@@ -150,7 +152,8 @@ def test_a_checkpoint_saved_without_the_stopped_rank_continues_bit_for_bit(start
     assert json.loads((folder / "stopped.json").read_text())["stalled_ranks"] == "1"
     resume = [sys.executable, "-m", "paceline", "resume", str(folder), "--trust", "--quiet"]
     subprocess.run(resume, env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=ROOT, check=True, timeout=280)
-    undisturbed = fit("mlp:8", "iris", ranks=2, epochs=2, batch=10, on="sim", runs=None, quiet=True)
+    given = {"epochs": 2, "batch": 10, "machine": machine, "runs": None, "quiet": True}
+    undisturbed = fit("mlp:8", "iris", ranks=2, on="sim", **given)
     assert np.array_equal(load_model(folder, trust=True).x, undisturbed.model.x)
 
 

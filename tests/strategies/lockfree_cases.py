@@ -251,13 +251,13 @@ def _talk(world: Any, rounds: int) -> list[dict[str, Any]]:
         for _ in range(rounds):
             while (message := mail.next()) is not None:
                 w = merge(x, w, message)
-            envelope = mail.free()
+            envelope = mail.find_free()
             if envelope is not None and w > 1e-3 / world.size:
                 w /= 2
                 envelope.x[...], envelope.weight[...] = x, w
                 mail.send(envelope, dest=(world.rank + int(draw.integers(1, world.size))) % world.size)
             world.Barrier()  # however busy the machine is, all have a word
-        for message in mail.rest(control):
+        for message in mail.receive_rest(control):
             w = merge(x, w, message)
         mail.flush()
         mean = world.allreduce(start.astype(np.float64)) / world.size

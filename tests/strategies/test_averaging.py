@@ -44,6 +44,7 @@ def check(found: list[list[dict[str, Any]]], runs: list[Any]) -> None:
                 assert got == pytest.approx(wanted), (run, rank, row)
 
 
+@pytest.mark.once
 def test_mlp_against_numpy() -> None:
     runs = [(name, "MLP", 4) for name in STRATEGIES]
     runs += [(name, "DRAWN", 2) for name in STRATEGIES]  # one rank has a batch more

@@ -15,7 +15,7 @@ from paceline.data import Batches, load
 from paceline.models.mlp import build
 from paceline.record import RowLog
 from paceline.schedules import Constant
-from paceline.simulate.model import costed, kind_of
+from paceline.simulate.model import add_costs, kind_of
 from paceline.strategies.parameter_server._master import Dealer, Outbox, first_batch
 from paceline.strategies.parameter_server._pieces import EVENTS, KEPT, Gradient, Marks, Owned, Piece
 from paceline.strategies.parameter_server.rules.plain import Plain
@@ -41,7 +41,7 @@ def worker(clock: Clock, *, time_only: bool = False, **settings: Any) -> Worker:
     iris = load("iris")
     net = build(iris, 8)
     given = {
-        "comm": None, "model": costed(net, clock, kind_of(net, time_only=time_only)), "data": iris, "update": Sgd(),
+        "comm": None, "model": add_costs(net, clock, kind_of(net, time_only=time_only)), "data": iris, "update": Sgd(),
         "schedule": Constant(), "rate": 0.1, "batches": Batches(iris.train, batch=20, draws=4), "epochs": 2,
     }  # fmt: skip
     return Worker(**{**given, **settings}, meter=Meter(clock.Work, time_only))
@@ -178,7 +178,7 @@ def test_marks() -> None:
             piece.arrivals += 1
             piece.x[:] = piece.arrivals
             before = max(kept)
-            marks.arrived(piece)
+            marks.count(piece)
             made += [piece.arrivals] if max(kept) > before else []
         return made
 
@@ -215,7 +215,7 @@ def test_in_a_shared_x_everything_takes_its_time_first_and_earlier_ranks_go_befo
             comm.told.append("applied")
             super().apply(*arguments, **named)
 
-    with shared.writing() as there:
+    with shared.write() as there:
         apply_update(Noting(), there, np.full(10, 2.0, np.float32), 0.25, {}, 1.0)
     assert comm.told == ["pass", ("update", 10), "pass", "applied"]
     assert np.asarray(shared.x).tolist() == [0.5] * 10
@@ -237,7 +237,7 @@ def test_updates_of_others_between_read_and_write_are_counted() -> None:
     shared = SharedX(np.ones(4), comm, watch())
     other.shared = shared
     shared.read(np.empty(4))
-    with shared.writing() as x:
+    with shared.write() as x:
         apply_update(Sgd(), x, np.ones(4), 0.5, {}, 1.0)
     assert other.updates == 3  # before the read, before the write, and before the end of the write
     assert shared.taus.read().tolist() == [[2]]

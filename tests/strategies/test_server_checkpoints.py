@@ -112,7 +112,7 @@ def test_a_run_that_is_asked_to_stop_saves_and_loses_nothing(
         train(strategy, ranks, stop_after=20, checkpoint_every="1h")
     assert (stopped.value.signal, stopped.value.saved) == (15, True)
     (folder,) = (tmp_path / "runs").iterdir()
-    assert checkpoint.latest(folder) == [1] * ranks
+    assert checkpoint.find_latest(folder) == [1] * ranks
     again = fit(resume=folder, quiet=True)
     check_that_every_batch_counts_once(again)
     assert again.findings["resumed"][0]["lost_later_updates"] is False

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.record import Run
-from paceline.study.cells import asked_in
+from paceline.study.cells import read_request
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = """
@@ -59,7 +59,7 @@ def records(folder: Path) -> Counter[str | None]:
     """How often each thing was asked for, of the runs that are there, complete or not."""
     runs = [Run(path) for path in folder.iterdir() if (path / "config.json").exists()]
     assert all(run.complete for run in runs), [run.folder for run in runs if not run.complete]
-    return Counter(asked_in(run.config) for run in runs)
+    return Counter(read_request(run.config) for run in runs)
 
 
 def rest(folder: Path) -> set[str]:

@@ -51,21 +51,21 @@ def test_runs_what_is_missing_and_reports(
     text = (
         text.replace("ranks = [1, 2]", "ranks = 1\nseed = [0, 1]") + '[simulation]\nmachine = "costs.json"\n'
     )
-    again = study(write(tmp_path, text), "-o", "page.html", cwd=tmp_path)
-    assert again.returncode == 0, again.stderr
-    assert [line.partition(":")[0] for line in again.stderr.splitlines()] == [
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    assert main(["study", str(write(tmp_path, text)), "-o", "page.html"]) == 0
+    again = capsys.readouterr()
+    assert [line.partition(":")[0] for line in again.err.splitlines()] == [
         "3/4  serial, seed 1", "4/4  sync on 1 rank, seed 1",
     ]  # fmt: skip
     assert len(records(runs)) == 5
     assert first.items() <= records(runs).items()
-    listed = [line.split()[:2] for line in again.stdout.splitlines() if line.split()[:1] == ["sync"]]
+    listed = [line.split()[:2] for line in again.out.splitlines() if line.split()[:1] == ["sync"]]
     assert listed == [["sync", "1"]]
     assert (tmp_path / "page.html").exists()
 
     # The same matrix simulated is other cells of the same folder.
     monkeypatch.setattr("paceline.commands.report.report_on", nobody)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.chdir(tmp_path)
     assert main(["study", str(path), "--on", "sim", "--only", "sync*seed 1"]) == 0
     assert len(records(runs)) == 6
     assert rest(runs) == {".lock", "study.json", "report.html", "report-files"}
@@ -81,14 +81,17 @@ def test_a_record_made_by_hand_counts(tmp_path: Path) -> None:
     settings = {"epochs": 1, "batch": 60, "threads": 1, "runs": folder.path, "quiet": True}
     fit("mlp:2", "iris", strategy="serial", **settings)
     fit("mlp:2", "iris", strategy="serial", seed=1, **settings)
-    assert serial.key in folder.done()
-    assert sync.key not in folder.done()
-    [old] = folder.done()[serial.key]
+    assert serial.key in folder.find_complete()
+    assert sync.key not in folder.find_complete()
+    [old] = folder.find_complete()[serial.key]
     told = json.loads((old.folder / "config.json").read_text())
-    del told["asked"]  # of before it was kept: what the rate was is known, not that nobody gave it
+    del told["asked"]  # as in old records
     (old.folder / "config.json").write_text(json.dumps(told))
-    assert serial.key not in folder.done()
-    assert read(write(tmp_path, path.read_text() + f"lr = {told['lr']}")).cells("mpi")[0].key in folder.done()
+    assert serial.key in folder.find_complete()
+    assert (
+        read(write(tmp_path, path.read_text() + f"lr = {told['lr']}")).cells("mpi")[0].key
+        in folder.find_complete()
+    )
 
 
 def test_a_cell_that_fails(
@@ -140,9 +143,9 @@ def test_a_note_of_a_cell_that_nobody_names_is_forgotten(tmp_path: Path) -> None
     with folder.lock():
         folder.fail(Cell(config=Config(seed=9), ranks=3), "why not", 1, ["said"])
         folder.fail(named, "why not", 1, ["said"])
-        assert len(folder.failed()) == 2
+        assert len(folder.find_failures()) == 2
         open_folder(folder, made, made.cells("mpi"))
-    assert set(folder.failed()) == {named.key}
+    assert set(folder.find_failures()) == {named.key}
 
 
 def test_a_cell_that_does_not_end(tmp_path: Path) -> None:
@@ -178,7 +181,7 @@ def test_only_and_dry_run(
     assert capsys.readouterr().out == (
         "missing  sync on 2 ranks, seed 0; batch 40\n"
         "missing  sync on 40 ranks, seed 0; batch 40 *\n"
-        "2 cells: 0 done, 0 failed, 2 missing\n* more ranks than cores\n"
+        "2 cells: 0 done, 0 failed, 2 missing, time unknown\n* more ranks than cores\n"
     )
     assert main(["study", path, "--only", "hogwild"]) == 2
     assert "no cell of" in capsys.readouterr().err
@@ -326,16 +329,18 @@ def test_real_and_simulated_cells_are_compared_with_their_own_kind(
     COSTS.save(tmp_path / "costs.json")
     part = '[[matrix]]\nstrategy = "sync"\nranks = 2\non = ["mpi", "sim"]\n[simulation]\nmachine = "costs.json"\n'
     path = write(tmp_path, SETTINGS + "threads = 1\n" + part)
-    done = study(path, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert main(["study", str(path)]) == 0
+    said = capsys.readouterr().out
     runs = find_runs([tmp_path / "runs/s"])
     assert len(runs) == 4
     rows = {(row.strategy, bool(row.simulated)): row for row in rows_of(runs)}
     for simulated in (False, True):
         serial, sync = rows["serial", simulated], rows["sync", simulated]
         assert sync.speedup == pytest.approx(serial.train_seconds / sync.train_seconds)
-    assert "Simulated: " in done.stdout
-    assert "sync (simulated: loopback)" in done.stdout
+    assert "Simulated: " in said
+    assert "sync (simulated: loopback)" in said
 
     # Without a simulated serial run, simulated rows have no speedup: real seconds are not comparable with theirs.
     some = [run for run in runs if run.simulated is None or run.config["strategy"] != "serial"]
@@ -344,7 +349,5 @@ def test_real_and_simulated_cells_are_compared_with_their_own_kind(
     assert rows["sync", False].speedup is not None
 
     # Hosts are for the real cells.
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
     assert main(["study", str(path), "--hosts", "localhost:1", "--dry-run"]) == 2
     assert "2 ranks do not fit on the hosts, which take 1" in capsys.readouterr().err

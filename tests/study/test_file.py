@@ -11,12 +11,14 @@ from paceline.config import Config
 from paceline.errors import UsageError
 from paceline.launch import usable_cores
 from paceline.simulate.options import Options
-from paceline.study.cells import Cell, asked_in, with_baselines
+from paceline.study.cells import Cell, read_request, varying, with_baselines
 from paceline.study.file import BadStudyError, mistakes, ranks_of, read
 from paceline.study.run import command
+from paceline.training.job import Job
 from tests.study.studies import PART, SETTINGS, write
 
 BOTH = "batch = 2\nbatch_per_rank = 2\n"
+RANKS = 'part {}: ranks must be a whole number of at least 1, "cores", or "cores, at most 4"; got '
 BAD = {
     "": ["the file has no [[matrix]], which lists what to run: strategy = … and ranks = …"],
     "title = 3\nquestion = []\n" + PART: ["title must be a text; got 3", "question must be a text; got []"],
@@ -48,12 +50,20 @@ BAD = {
         "part 2: lr must be a number above 0; got 'x'",
     ],
     PART.replace("ranks = 1", "ranks = [0, 1.5, 'kernels']"): [
-        "part 1: ranks must be a whole number of at least 1, or cores, or cores, at most 4; got 0",
-        "part 1: ranks must be a whole number of at least 1, or cores, or cores, at most 4; got 1.5",
-        "part 1: ranks must be a whole number of at least 1, or cores, or cores, at most 4; got 'kernels'",
+        f"{RANKS.format(1)}0",
+        f"{RANKS.format(1)}1.5",
+        f"{RANKS.format(1)}'kernels'",
     ],
     "[simulation]\njitter = 9\n" + PART: [
         "[simulation]: jitter must be a number from 0 to 2, such as 0.2 for a fifth; got 9",
+    ],
+    PART + "simulation = 3\n" + PART + "simulation = { network = 'zzz', batch = 1 }": [
+        "part 1: simulation must be a table, { network = … }; got 3",
+        "part 2: simulation: unknown key 'batch'; choose one of network",
+        "part 2: simulation: unknown network 'zzz'; choose one of",
+    ],
+    PART + "jitter = 0.1\nsimulation = { jitter = 0.2 }": [
+        "part 1: jitter is given twice, in simulation and beside it",
     ],
     PART + "[[published]]\n": ["published 1: strategy is missing", "published 1: it has neither seconds nor accuracy"],
     "published = 1\n" + PART: ["published must be tables, [[published]]"],
@@ -88,10 +98,23 @@ BAD = {
     "[settings]\nlr = -1\nnone = 1\n" + PART.replace("1", "[1, true]") + PART + BOTH + "[[published]]\n": [
         "[settings]: unknown key 'none'",
         "[settings]: lr must be a number above 0; got -1",
-        "part 1: ranks must be a whole number of at least 1, or cores, or cores, at most 4; got True",
+        f"{RANKS.format(1)}True",
         "published 1: strategy is missing",
         "published 1: it has neither seconds nor accuracy",
         "part 2: batch and batch-per-rank exclude each other",
+    ],
+    # A wrong name is reported beside wrong values, from all parts and from the settings of all parts.
+    "[settings]\nbatch = 0\nupdate = 'sdg'\n" + PART + "lr = -1\n" + PART.replace("sync", "nope") + "model = 'mpl:3'\n"
+    "schedule = ['constant', 'cosin']\n[[matrix]]\nstrategy = ['sync:allreduce=rng', 'own:train']\nranks = 2\n"
+    "data = 'mnits'\n": [
+        "[settings]: batch must be a whole number of at least 1; got 0",
+        "part 1: lr must be a number above 0; got -1",
+        "[settings]: unknown update 'sdg'",
+        "part 2: unknown model 'mpl:3'",
+        "part 2: unknown strategy 'nope'",
+        "part 2: unknown schedule 'cosin'",
+        "part 3: unknown data set 'mnits'",
+        "part 3: unknown collective 'rng'",
     ],
     # What is simulated is checked also where nothing is.
     "[simulation]\nnetwork = ['zzz', 'loopback']\nmachine = 'none.json'\n" + PART + "network = 'yyy'": [
@@ -124,6 +147,17 @@ def test_what_is_no_study(tmp_path: Path) -> None:
         read(write(tmp_path, f"title = {'[' * 50_000}"))
 
 
+def test_data_that_do_not_suit_the_network_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = 'settings = {data = "digits", model = "cnn"}\n[[matrix]]\nstrategy = "sync"\nranks = 2'
+    assert main(["study", str(write(tmp_path, text))]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.endswith("cnn needs images of at least 20x20; digits has 8x8")
+    assert not (tmp_path / "runs").exists()
+
+
 def test_cells_that_cannot_work_are_refused_together(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,7 +185,8 @@ def test_cells_that_cannot_work_are_refused_together(
         "2 masters need at least 3 ranks (2 + 1 worker); the job has 2",
         "part 2, snyc on 2 ranks (and 1 more cell): unknown strategy 'snyc'",
         "part 2, sync on 2 ranks (and 2 more cells): a batch of 500 is more than the 120 training samples of iris",
-        "part 3: ranks must be a whole number of at least 1, or cores, or cores, at most 4; got 0",
+        f"{RANKS.format(3)}0",
+        "part 3: unknown strategy 'snyc'",
     ]
     assert list(tmp_path.iterdir()) == [tmp_path / "s.toml"]
 
@@ -194,11 +229,59 @@ def test_every_list_is_an_axis(tmp_path: Path) -> None:
     assert len({cell.key for cell in (*real, *simulated)}) == len(real) + len(simulated)
 
 
+def test_a_part_may_have_its_own_simulation(tmp_path: Path) -> None:
+    own = PART + 'simulation = { network = ["10gbe", "loopback"], compute = false }\n'
+    study = read(write(tmp_path, SETTINGS + PART + own + "[simulation]\njitter = 0.5\nnetwork = '100gbe'\n"))
+    cells = [cell for cell in study.cells("sim") if not cell.serial]
+    assert [cell.options for cell in cells] == [
+        Options(network="100gbe", jitter=0.5),
+        Options(network="10gbe", jitter=0.5, compute=False),
+        Options(network="loopback", jitter=0.5, compute=False),
+    ]
+    assert len([cell for cell in study.cells("mpi") if not cell.serial]) == 1
+
+
 def test_a_cell_that_two_parts_name_is_one(tmp_path: Path) -> None:
     study = read(write(tmp_path, SETTINGS + PART + PART.replace("ranks = 1", "ranks = [2, 1]")))
     assert [str(cell) for cell in study.cells("mpi")] == [
         "serial, seed 0", "sync on 1 rank, seed 0", "sync on 2 ranks, seed 0",
     ]  # fmt: skip
+
+
+SAME = {
+    "the learning rate of the model": ("lr = 2", ""),
+    "the batch": ("batch = 64", ""),
+}
+
+
+@pytest.mark.parametrize(("one", "other"), SAME.values(), ids=SAME)
+def test_a_setting_that_equals_its_default_makes_no_other_cell(tmp_path: Path, one: str, other: str) -> None:
+    settings = SETTINGS.replace("batch = 60", "seed = [0, 1]")
+    parts = "".join(f"{PART}{more}\n".replace("ranks = 1", "ranks = 2") for more in (one, other))
+    cells = read(write(tmp_path, settings + parts)).cells("mpi")
+    assert sorted(map(str, cells)) == [
+        "serial, seed 0", "serial, seed 1", "sync on 2 ranks, seed 0", "sync on 2 ranks, seed 1",
+    ]  # fmt: skip
+    others = parts.replace("sync", "gossip", 1)
+    assert varying(read(write(tmp_path, settings + others)).cells("mpi")) == ()
+
+
+def test_simulated_ranks_have_one_thread_unless_given() -> None:
+    cells = [Cell(config=Config(threads=threads), ranks=2, options=Options()) for threads in (None, 1, 2)]
+    assert cells[0].key == cells[1].key != cells[2].key
+
+
+def test_the_rate_of_a_model_is_known_before_it_is_built(tmp_path: Path) -> None:
+    table = write(tmp_path, "a,b\n" + "".join(f"{n},{n / 7}\n" for n in range(50)), "numbers.csv")
+    activations = ("tanh", "relu", "sigmoid")
+    pairs = [
+        (data, f"mlp:4,activation={one}") for data in ("iris", f"{table}:label=b") for one in activations
+    ]
+    for data, model in (*pairs, ("iris", "mlp:4,loss=cross-entropy"), ("mnist", "cnn")):
+        job = Job(config=Config(data=data, model=model), runs=None)
+        expected = getattr(job.build(job.load()), "default_rate", 0.1)
+        assert Cell(config=job.config, ranks=1).settings["lr"] == expected, model
+    assert Cell(config=Config(data="iris", model="nowhere_to_be_found:net"), ranks=1).settings["lr"] is None
 
 
 def test_the_order_goes_round(tmp_path: Path) -> None:
@@ -295,12 +378,12 @@ def test_published_figures_know_their_problem(tmp_path: Path) -> None:
 
 def test_what_was_given_as_an_object_is_nobody_elses() -> None:
     cell = Cell(config=Config(), ranks=2)
-    assert asked_in(cell.settings) == cell.key
-    assert asked_in({**cell.settings, "objects": ["data"]}) is None
+    assert read_request(cell.settings) == cell.key
+    assert read_request({**cell.settings, "objects": ["data"]}) is None
     simulated = Cell(config=Config(), ranks=2, options=Options(recalibrate=True))
     assert simulated.key == Cell(config=Config(), ranks=2, options=Options()).key != cell.key
     old = {key: value for key, value in simulated.settings.items() if key != "asked"}
-    assert asked_in(old) is None  # nobody knows any more what was asked for
+    assert read_request(old) is None  # nobody knows any more what was asked for
 
 
 MIXED = (
@@ -321,6 +404,6 @@ def test_a_file_may_mix_real_and_simulated_cells(tmp_path: Path) -> None:
     real, virtual = "gossip on 2 ranks, seed 0", "gossip on 2 ranks simulated on loopback, seed 0"
     assert {str(cell) for cell in study.cells("mpi")} == shared | {real}
     assert {str(cell) for cell in study.cells("sim")} == shared | {virtual}
-    assert sorted(map(str, study.named())) == sorted(shared | {real, virtual})
+    assert sorted(map(str, study.list_all_cells())) == sorted(shared | {real, virtual})
     with pytest.raises(BadStudyError, match="unknown place to run on 'cloud'; choose one of mpi, sim"):
         read(write(tmp_path, PART + "on = 'cloud'"))

@@ -14,7 +14,7 @@ from paceline.cli import main
 from paceline.compare.rows import rows_of
 from paceline.record import find_runs, script_digest
 from paceline.report.contents import command_of
-from paceline.study.cells import asked_in, spell_cell, varying
+from paceline.study.cells import read_request, spell_cell, varying
 from paceline.study.file import BadStudyError, mistakes, read
 from paceline.study.run import command
 from tests.study.studies import records, study, write
@@ -172,7 +172,7 @@ def test_a_study_on_real_and_simulated_ranks(folder: Path, capsys: pytest.Captur
     done = study(path, cwd=folder)
     assert done.returncode == 0, done.stderr
     assert "perplexity" in done.stderr
-    assert "to reach the target of perplexity" in done.stdout
+    assert "the study's target of perplexity 9" in done.stdout
     runs = folder / "runs/s"
     assert records(runs) == {cell.key: 1 for cell in read(path).cells("mpi")}
     [serial, sync] = rows_of(find_runs([runs]))
@@ -190,7 +190,7 @@ def test_a_study_on_real_and_simulated_ranks(folder: Path, capsys: pytest.Captur
         os.environ.clear()
         os.environ.update(before)
     by_hand = next(run for run in find_runs([runs]) if run.folder.name == "by-hand")
-    assert asked_in(by_hand.config) == cell.key
+    assert read_request(by_hand.config) == cell.key
     assert main(["study", str(path), "--on", "sim", "--dry-run"]) == 0
     assert "2 cells: 1 done, 0 failed, 1 missing" in capsys.readouterr().out
 
@@ -203,7 +203,7 @@ def test_a_study_on_real_and_simulated_ranks(folder: Path, capsys: pytest.Captur
         os.environ.clear()
         os.environ.update(before)
     ended = next(run for run in find_runs([runs]) if run.folder.name == "until")
-    assert asked_in(ended.config) == until.key != cell.key
+    assert read_request(ended.config) == until.key != cell.key
     assert shlex.split(command_of(ended))[:6] == ["paceline", "run", "-n", "2", "--strategy", "sync"]
     assert "--until 'perplexity<=9'" in command_of(ended)
     assert len({row.problem for row in rows_of([ended, by_hand])}) == 2
@@ -221,3 +221,13 @@ def test_a_program_without_a_session_is_refused_unless_a_module_beside_it_has_on
     assert any("does not use paceline.session" in line for line in mistakes(read(path).cells("mpi")))
     (folder / "loop.py").write_text("import paceline\ndef main():\n    paceline.session()\n")
     assert mistakes(read(path).cells("mpi")) == []
+
+
+def test_a_program_that_fails_after_training_is_a_failure(folder: Path) -> None:
+    """Also if it has recorded its run by then; the other cells are run."""
+    failing = PROGRAM + "if ranks.size == 2:\n    sys.exit('no disk for the plot')\n"
+    (folder / "own.py").write_text(failing)
+    done = study(write(folder, STUDY), cwd=folder)
+    assert done.returncode == 1, done.stderr
+    assert "sync on 2 ranks, seed 0: failed: no disk for the plot (exit status 1)" in done.stderr
+    assert [run.config["ranks"] for run in find_runs([folder / "runs/s"])] == [1]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -15,12 +17,16 @@ import pytest
 from paceline.cli import main
 from paceline.commands import tune
 from paceline.compare.answer import Target, first_time
-from paceline.compare.metric import Goal
+from paceline.compare.metric import ACCURACY, Goal
 from paceline.config import Config, Program
 from paceline.record import Run, find_runs
+from paceline.record.environment import describe_other_programs
 from paceline.study.cells import Cell
 from paceline.study.folder import Folder, ends_with_checkpoint
-from paceline.tune.running import Runs
+from paceline.study.run import Trains
+from paceline.tune import running
+from paceline.tune.running import Progress, Runs
+from paceline.tune.search import Observed, Point
 from paceline.tune.space import Candidate, Choices, make_space
 
 TINY = [
@@ -62,7 +68,16 @@ raise SystemExit(7)
             ["--target", "98%", "-n", "1,9999"],
             "the cores of this machine (--for P simulates another one); got 9999",
         ),
+        (
+            ["--target", "98%", "--threads", "1,4000"],
+            "the cores of this machine (--for P simulates another one); got 4000",
+        ),
+        (["--target", "98%", "--runs", ""], "argument --runs: must be a name; got an empty one"),
         (["--target", "98%", "-n", "1,two"], "must be whole numbers such as 1,2,4; got '1,two'"),
+        (
+            ["--target", "98%", "--strategy", "serial,,sync"],
+            "must be strategies such as serial,sync; got 'serial,,sync'",
+        ),
         (["--target", "98%", "--batch", "64,0"], "batch must be"),
         (["--target", "98%", "--lr", "0.1,-1"], "lr must be"),
         (["--target", "98%", "--strategy", "serial,nothing"], "unknown strategy 'nothing'"),
@@ -100,7 +115,7 @@ def test_bad_input_is_refused_in_one_line_before_anything_is_started(
     assert said in told.err
     assert told.err.count("\n") == 1
     assert told.out == ""
-    assert not (tmp_path / "runs").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["own.py", "plain.py"]
 
 
 def test_searches_for_other_machines_have_folders_of_their_own(
@@ -182,7 +197,7 @@ def test_a_longer_run_that_goes_on_from_a_shorter_one_equals_one_from_the_start(
     name = folder.begin(cell)
     assert main(["resume", str(tmp_path / name), "--quiet"]) == 0
     assert main([*train, "--epochs=3", "--name=whole"]) == 0
-    longer, whole = folder.ended(cell, name), Run(tmp_path / "whole")
+    longer, whole = folder.find_run(cell, name), Run(tmp_path / "whole")
     assert longer is not None
     assert not ends_with_checkpoint(whole)
     assert longer.model["x"].tobytes() == whole.model["x"].tobytes()
@@ -191,6 +206,51 @@ def test_a_longer_run_that_goes_on_from_a_shorter_one_equals_one_from_the_start(
     assert [[epoch[name] for name in kept] for epoch in longer.epochs] == [
         [epoch[name] for name in kept] for epoch in whole.epochs
     ]
+
+
+@pytest.mark.mpi
+def test_a_value_belongs_to_the_epoch_of_the_record_that_has_it(tmp_path: Path) -> None:
+    """Of psgd, only the average at the end is evaluated."""
+    settings = ["--data=digits", "--model=mlp:16", "--strategy=psgd", "--lr=0.1", "--threads=1", "-n", "2"]
+    assert main(["train", *settings, "--epochs=4", f"--runs={tmp_path}", "--quiet"]) == 0
+    [run] = find_runs([tmp_path])
+    choices = Choices(strategies=("psgd",), ranks=(2,), threads=(1,), batches=(64,), rates=(0.1,))
+    space = make_space(
+        Config(data="digits", model="mlp:16"), cores=2, samples=1437, rate=0.1, choices=choices
+    )
+    start = Trains(runs=tmp_path, lock=-1, modules=tmp_path)
+    runs = Runs(folder=Folder(tmp_path), space=space, metric=ACCURACY, samples=1437, start=start)
+    assert runs.open({}) == 1
+    found = runs.find(space.candidates[0], epochs=1, seed=0)
+    assert isinstance(found, Observed)
+    last = run.epochs[-1]
+    assert found.points == (Point(4, last["train_seconds"], last["validation_accuracy"]),)
+
+
+def test_a_run_is_disturbed_if_its_record_says_so(tmp_path: Path) -> None:
+    settings = ["--data=iris", "--model=mlp:8", "--strategy=serial", "--lr=0.1", "--batch=16", "--threads=1"]
+    assert main(["train", *settings, "--epochs=1", f"--runs={tmp_path}", "--name=one", "--quiet"]) == 0
+    choices = Choices(strategies=("serial",), threads=(1,), batches=(16,), rates=(0.1,))
+    space = make_space(Config(data="iris", model="mlp:8"), cores=1, samples=120, rate=0.1, choices=choices)
+    start = Trains(runs=tmp_path, lock=-1, modules=tmp_path)
+    for remarks in ([], describe_other_programs(3.0, 10.0)):
+        file = tmp_path / "one" / "summary.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), "remarks": remarks}))
+        runs = Runs(folder=Folder(tmp_path), space=space, metric=ACCURACY, samples=120, start=start)
+        assert runs.open({}) == 1
+        found = runs.find(space.candidates[0], epochs=1, seed=0)
+        assert isinstance(found, Observed)
+        assert found.disturbed == bool(remarks)
+
+
+def test_a_target_that_a_program_does_not_record_is_refused_with_those_that_it_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text(HANGING)  # on two ranks
+    words = ["--target", "perplexity<=3", "--budget", "60s", "--strategy", "serial", "--threads", "1"]
+    assert main(["tune", *words, "--quiet", "own.py"]) == 2
+    assert "own.py records accuracy, but not perplexity: choose another target" in capsys.readouterr().err
 
 
 def test_compression_is_tried_between_nodes_only() -> None:
@@ -225,7 +285,7 @@ def test_an_interrupted_search_answers_and_goes_on_and_its_command_reproduces_th
 
     assert main([*words, "60%", "--budget", "1s"]) == 0  # enough for what is recorded
     told = capsys.readouterr()
-    assert f"going on from {before} run" in told.err
+    assert f"continuing from {before} run" in told.err
     *_, found, sure, second, command = told.out.splitlines()
     assert found.startswith("fastest to accuracy >= 60.00 %: serial with 1 thread, batch 64, lr 2, after ")
     assert sure.startswith("how sure: ")
@@ -245,3 +305,124 @@ def test_an_interrupted_search_answers_and_goes_on_and_its_command_reproduces_th
     goal = Goal.parse("60%")
     reached = first_time(run, Target(metric=goal.metric, value=goal.value, words=""))
     assert reached == run.epochs[-1]["train_seconds"]  # at the end of its last epoch, not before
+
+
+HANGING = """
+import time
+import numpy as np
+import torch
+import paceline
+
+x = torch.from_numpy(np.random.default_rng(0).normal(size=(64, 4)).astype("f"))
+y = (x[:, 0] > 0).long()
+model = torch.nn.Linear(4, 2)
+with paceline.session() as ranks:
+    model, optimizer = ranks.attach(model, torch.optim.SGD(model.parameters(), lr=0.5))
+    for epoch in ranks.epochs(3):
+        if ranks.size == 2 and epoch == 1:
+            time.sleep(1000)
+        for inputs, labels in ranks.share((x, y), batch=16):
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(inputs), labels).backward()
+            optimizer.step()
+        ranks.validate(accuracy=0.3 * (epoch + 1))
+"""
+
+
+@pytest.mark.mpi
+def test_a_program_that_hangs_does_not_use_up_the_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its first run, on two ranks."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(running, "LEAST", 20.0)
+    monkeypatch.setattr(running, "SHARE", 0.0)
+    (tmp_path / "own.py").write_text(HANGING)
+    words = ["tune", "--target", "90%", "--budget", "70s", "--strategy", "serial,sync", "--threads", "1"]
+    assert main([*words, "own.py"]) == 0
+    told = capsys.readouterr()
+    assert re.search(r"sync .*: stopped after \d+ s: no progress for \d+ s, it seems to hang\n", told.err), (
+        told.err
+    )
+    assert "left out: 1 candidate stopped for lack of progress: sync on 2 ranks" in told.out
+    assert "fastest to accuracy >= 90.00 %: serial" in told.out
+    assert not list((tmp_path / "runs").glob("*/failed/*"))  # another time it may not hang
+
+
+def test_a_run_that_hangs_until_the_budget_is_spent_shows_no_progress(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text(HANGING.replace("ranks.size == 2 and epoch == 1", "True"))
+    words = ["--target", "90%", "--budget", "5s", "--strategy", "serial", "--threads", "1", "own.py"]
+    assert main(["tune", *words]) == 0
+    told = capsys.readouterr()
+    stopped = r"stopped after \d+ s: out of time, with no sign of progress\n"
+    assert re.search(f"serial with 1 thread, seed 0: {stopped}", told.err), told.err
+    assert re.search(
+        rf"no run got to the end of an epoch \(the budget is spent\); serial with 1 thread was {stopped}",
+        told.out,
+    )
+    assert (
+        "left out: 1 candidate stopped with no sign of progress, for lack of time: serial with 1 thread\n"
+        in told.out
+    )
+    assert "not tried" not in told.out
+
+
+def test_a_run_that_runs_out_of_time_is_idle_if_it_has_made_no_step_for_a_while(tmp_path: Path) -> None:
+    now = 0.0
+    progress = Progress(budget=600.0, clock=lambda: now)
+    progress.begin(tmp_path)
+    now = 7.0
+    assert progress.describe_idle() == ", with no sign of progress"
+    (tmp_path / "epochs.jsonl").write_text("x")
+    assert not progress.stuck()
+    now = 15.0
+    assert progress.describe_idle() == ""
+    now = 27.0
+    assert progress.describe_idle() == ", with no sign of progress in the last 20 s"
+
+
+def test_a_schedule_that_depends_on_the_length_fixes_the_epochs_and_a_line_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["tune", *TINY, "--schedule", "cosine", "--epochs", "2", "--target", "100%", "--budget", "39s"]
+    assert main(words) == 0
+    told = capsys.readouterr()
+    first = told.err.splitlines()[0]
+    assert first.endswith(
+        "all runs have 2 epochs (--epochs), because the schedule cosine depends on the length of a run"
+    )
+    assert "try more epochs (--epochs; these runs had 2) or an easier target" in told.out
+
+
+def test_a_run_hangs_if_it_takes_far_longer_than_others(tmp_path: Path) -> None:
+    """The start of a program takes longer than an epoch."""
+    now = 0.0
+    progress = Progress(budget=600.0, clock=lambda: now)
+    progress.begin(tmp_path)
+    for moment in (30.0, 32.0, 34.0):
+        now = moment
+        assert not progress.stuck()
+        (tmp_path / "epochs.jsonl").write_text("x" * int(now))
+        assert not progress.stuck()
+    progress.end()
+    progress.begin(tmp_path / "other")
+    now += 99.0
+    assert not progress.stuck()
+    now += 2.0
+    assert progress.stuck()
+    assert progress.why == "no progress for 101 s (at most 30 s in other runs), it seems to hang"
+    progress.begin(tmp_path / "next")
+    now += 30.0
+    steps = tmp_path / "next" / "steps"
+    steps.mkdir(parents=True)
+    (steps / "rank-0.rows").write_text("steps count as well")
+    assert not progress.stuck()
+    now += 15.0
+    assert not progress.stuck()
+    now += 2.0
+    assert progress.stuck()
+    assert progress.why == "no progress for 17 s (at most 2 s in other runs), it seems to hang"

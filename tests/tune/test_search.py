@@ -10,10 +10,11 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from paceline.compare.metric import Goal
+from paceline.compare.noise import Timing, differ
 from paceline.config import Config, Program
 from paceline.errors import UsageError
-from paceline.tune.answer import conclude, left_out, results
-from paceline.tune.search import LONGER, STOP, Failed, Observed, Search, Timing, parted
+from paceline.tune.answer import conclude, list_left_out, results
+from paceline.tune.search import LONGER, STOP, Failed, Observed, Point, Search
 from paceline.tune.space import Candidate, Space
 
 START = 1.0  # seconds of a run besides training
@@ -64,7 +65,7 @@ class Machine:
             return Failed(why="late", late=True)
         self.now += took
         needs = self.needs[candidate]
-        points = tuple((n * each, min(1.0, 0.9 * (n / needs) ** 0.1)) for n in range(1, epochs + 1))
+        points = tuple(Point(n, n * each, min(1.0, 0.9 * (n / needs) ** 0.1)) for n in range(1, epochs + 1))
         found = Observed(epochs=epochs, points=points, seconds=epochs * each, wall=took)
         self.records[candidate, seed] = found
         return found
@@ -126,6 +127,27 @@ def test_one_process_is_tried_first_and_the_fastest_is_found() -> None:
     assert conclude(search).timing.mean == pytest.approx(2.0)  # type: ignore[union-attr]
 
 
+def test_the_epochs_of_a_strategy_that_is_evaluated_only_at_its_end_are_those_of_its_runs() -> None:
+    average = one_thread(strategy="psgd", ranks=8)
+    machine = Machine({average: 0.1}, {average: 30.0})
+    run = machine.run
+
+    def keep_last(candidate: Candidate, *, epochs: int, seed: int, limit: float) -> Observed | Failed:
+        found = run(candidate, epochs=epochs, seed=seed, limit=limit)
+        if isinstance(found, Observed):
+            found = machine.records[candidate, seed] = replace(found, points=found.points[-1:])
+        return found
+
+    machine.run = keep_last  # type: ignore[method-assign]
+    search = search_on(machine, average)
+    search.run()
+    assert search.times()[average].missed == 0
+    longest = max(epochs for _, epochs, seed in machine.ran if seed == 0)
+    assert longest >= 30
+    assert {epochs for _, epochs, seed in machine.ran if seed > 0} == {longest}
+    assert f"--epochs={longest}" in conclude(search).command.split()
+
+
 def test_threads_win_where_ranks_are_slower() -> None:
     machine = four()
     machine.seconds[SYNC] = 0.6
@@ -141,7 +163,7 @@ def test_what_takes_the_same_steps_more_slowly_is_left_out_without_a_run() -> No
     search.run()
     assert SYNC not in {candidate for candidate, _, _ in machine.ran}
     assert "learns no more from a sample" in search.trials[SYNC].left_out
-    assert any("sync on 8 ranks" in line for line in left_out(search))
+    assert any("sync on 8 ranks" in line for line in list_left_out(search))
 
 
 @pytest.mark.parametrize("threads", [80.0, 5.0])
@@ -158,7 +180,7 @@ def test_a_strategy_with_its_own_optimizer_is_compared_with_one_process_that_has
     assert server in search.times()
     answer = conclude(search)
     assert answer.chosen == rule
-    assert answer.found.endswith("; its steps are made by the rule adaptive, not by sgd")
+    assert answer.found.endswith("; it uses the rule adaptive instead of sgd")
     assert "--strategy=serial:rule=adaptive" in answer.command
 
 
@@ -169,10 +191,11 @@ def test_the_only_one_that_reached_the_target_is_not_certain_while_others_are_un
     search.run()
     assert conclude(search).sure == (
         "how sure: not certain: no other has reached the target yet, and 3 candidates could not be tried to the end; the "
-        "search was interrupted"
+        "search was interrupted, and the same command continues it"
     )
-    assert left_out(search) == [
-        f"3 candidates not tried, because the search was interrupted: {THREADS} and others"
+    assert list_left_out(search) == [
+        f"1 candidate stopped before the end of an epoch, because the search was interrupted: {THREADS}",
+        f"2 candidates not tried, because the search was interrupted: {SYNC} and others",
     ]
 
 
@@ -210,6 +233,92 @@ def test_nothing_reaches_the_target_and_the_nearest_is_given() -> None:
     longest = max(epochs for candidate, epochs, _ in machine.ran if candidate == THREADS)
     assert f"--epochs={longest}" in answer.command.split()
     assert results(search).count("\n") == 2
+
+
+def recorded(values: dict[int, list[float]], *candidates: Candidate) -> Search:
+    """Return a search that only finds records of the first candidate: by seed, its values after each epoch."""
+    machine = Machine(dict.fromkeys(candidates, 1.0), dict.fromkeys(candidates, 1.0))
+    for seed, found in values.items():
+        points = tuple(Point(n, 0.5 * n, value) for n, value in enumerate(found, 1))
+        machine.records[candidates[0], seed] = Observed(
+            epochs=len(found), points=points, seconds=0.5 * len(found)
+        )
+    search = search_on(machine, *candidates, budget=0.5)
+    search.run()
+    return search
+
+
+@pytest.mark.parametrize(
+    ("values", "epochs", "seed"),
+    [
+        (
+            {0: [0.5, 0.91, 0.8, 0.8], 1: [0.5, 0.6, 0.7, 0.9]},
+            2,
+            None,
+        ),  # after 4 epochs, it has left the target
+        ({0: [0.5, 0.6, 0.8, 0.8], 1: [0.5, 0.6, 0.9]}, 3, 1),
+    ],
+)
+def test_the_command_ends_at_the_target_with_its_own_seed(
+    values: dict[int, list[float]], epochs: int, seed: int | None
+) -> None:
+    answer = conclude(recorded(values, ALONE))
+    assert answer.epochs == epochs
+    words = answer.command.split()
+    assert f"--epochs={epochs}" in words
+    assert [word for word in words if word.startswith("--seed")] == (
+        [] if seed is None else [f"--seed={seed}"]
+    )
+
+
+def test_the_command_of_the_nearest_ends_where_it_was_nearest() -> None:
+    answer = conclude(recorded({0: [0.5, 0.7, 0.89, 0.6, 0.6]}, ALONE))
+    assert "89.00 % after 1.50 s" in answer.found
+    assert "--epochs=3" in answer.command.split()
+    answer = conclude(recorded({0: [0.5, 0.6], 1: [0.5, 0.7]}, ALONE))
+    assert {"--epochs=2", "--seed=1"} <= set(answer.command.split())
+
+
+def test_the_only_candidate_is_not_compared() -> None:
+    assert conclude(recorded({0: [0.5, 0.9]}, ALONE)).sure == "how sure: it was the only candidate"
+
+
+def test_advice_is_about_what_kept_the_search_from_the_target() -> None:
+    spent = recorded({0: [0.5, 0.6]}, ALONE)
+    assert conclude(spent).sure == "how sure: not at all; try a longer budget or an easier target"
+    spent.interrupted = True
+    assert conclude(spent).sure == (
+        "how sure: not at all; the search was interrupted, and the same command continues it"
+    )
+    machine = four(ALONE=1e9)
+    limited = search_on(machine, ALONE)
+    limited.most_epochs = 7
+    limited.run()
+    assert conclude(limited).sure == (
+        "how sure: not at all; try more epochs (--epochs; these runs had 7) or an easier target"
+    )
+
+
+def test_runs_of_a_fixed_length_need_more_epochs_and_not_more_time() -> None:
+    machine = four(ALONE=1e9)
+    search = search_on(machine, ALONE)
+    search.most_epochs, search.space = 5, replace(search.space, base=Config(data="digits", schedule="cosine"))
+    search.run()
+    assert [epochs for _, epochs, _ in machine.ran] == [5]
+    answer = conclude(search)
+    assert (
+        answer.sure
+        == "how sure: not at all; try more epochs (--epochs; these runs had 5) or an easier target"
+    )
+    assert "--epochs=5" in answer.command.split()
+
+
+def test_the_command_names_the_strategy_and_the_epochs_even_if_they_are_the_defaults() -> None:
+    default = Config()
+    sync = one_thread(strategy=default.strategy, ranks=2)
+    words = conclude(recorded({0: [0.5] * (default.epochs - 1) + [0.9]}, sync)).command.split()
+    assert f"--strategy={default.strategy}" in words
+    assert f"--epochs={default.epochs}" in words
 
 
 @pytest.mark.parametrize("budget", [1.5, 3.0, 7.0, 20.0, 50.0, 100.0])
@@ -257,7 +366,7 @@ def test_a_search_that_goes_on_knows_the_learning_rates_that_were_tried_besides(
     twice, four_times = one_thread(lr=0.2), one_thread(lr=0.4)
     machine = Machine(defaultdict(lambda: 0.5), {})
     for rate, needs in ((ALONE, 8), (twice, 4), (four_times, 2)):
-        points = tuple((0.5 * n, 0.9 if n >= needs else 0.5) for n in range(1, needs + 1))
+        points = tuple(Point(n, 0.5 * n, 0.9 if n >= needs else 0.5) for n in range(1, needs + 1))
         machine.records[rate, 0] = Observed(epochs=needs, points=points, seconds=0.5 * needs)
     machine.stop_after = 0.0
     search = Search(
@@ -306,16 +415,16 @@ def test_noise_is_measured_and_a_verdict_is_given_only_where_the_intervals_part(
     found = search.times()
     assert len(found[THREADS].seconds) > 1
     assert len(found[SYNC].seconds) > 1
-    assert not parted(found[THREADS], found[SYNC])
+    assert not differ(found[THREADS], found[SYNC])
     assert "the difference is within the noise" in conclude(search).sure
 
 
 @pytest.mark.parametrize(
     ("runs", "said"),
     [
-        ({SYNC: [0], THREADS: [0]}, "each was run once"),
-        ({SYNC: [0], THREADS: [0, 1, 2]}, "it was run once"),
-        ({SYNC: [0, 1, 2], THREADS: [0]}, "the other was run once"),
+        ({SYNC: [0], THREADS: [0]}, "each was run only once"),
+        ({SYNC: [0], THREADS: [0, 1, 2]}, "the answer was run only once"),
+        ({SYNC: [0, 1, 2], THREADS: [0]}, "the latter was run only once"),
         ({SYNC: [0, 1, 2], THREADS: [0, 1, 2]}, "the difference is within the noise"),
     ],
 )
@@ -332,6 +441,29 @@ def test_an_uncertain_answer_says_which_was_run_once(runs: dict[Candidate, list[
         one: len(seeds) for one, seeds in runs.items()
     }
     assert f"but {said}" in conclude(search).sure
+
+
+@pytest.mark.parametrize(
+    ("slowed", "said"),
+    [
+        ([SYNC], "; other programs slowed down runs of the answer: measure again without them"),
+        ([THREADS], f"; other programs slowed down runs of {THREADS}: measure again without them"),
+        ([SYNC, THREADS], "; other programs slowed down runs of both: measure again without them"),
+        ([ALONE], "the same is true of 1 other"),
+    ],
+)
+def test_the_answer_says_that_the_machine_was_busy(slowed: list[Candidate], said: str) -> None:
+    machine = four()
+    machine.seconds |= {SYNC: 0.25}
+    for candidate in (SYNC, THREADS, ALONE):
+        found = machine.run(candidate, epochs=20, seed=0, limit=math.inf)
+        assert isinstance(found, Observed)
+        machine.records[candidate, 0] = replace(found, disturbed=candidate in slowed)
+    search = search_on(machine, THREADS, SYNC, ALONE, budget=0.5)
+    search.run()
+    answer = conclude(search)
+    assert answer.chosen == SYNC
+    assert answer.sure.endswith(said)
 
 
 def test_the_budget_is_spent_as_long_as_a_longer_run_might_reach_the_target() -> None:
@@ -356,7 +488,31 @@ def test_a_run_that_the_budget_ends_has_not_failed() -> None:
     search.run()
     assert [candidate for candidate, _, _ in machine.ran] == [candidates[0]]
     assert not any(trial.failed for trial in search.trials.values())
-    assert "no run got to the end of an epoch (the budget is spent)" in conclude(search).found
+    answer = conclude(search)
+    assert (
+        answer.found == f"no run got to the end of an epoch (the budget is spent); {candidates[0]} was late"
+    )
+    assert answer.chosen == candidates[0]
+    assert "the command below is the one that was stopped" in answer.sure
+    assert list_left_out(search) == [
+        f"1 candidate stopped before the end of an epoch, for lack of time: {candidates[0]}",
+        f"1 candidate not tried, for lack of time: {candidates[1]}",
+    ]
+
+
+def test_a_third_of_the_budget_is_for_repetitions_of_a_program() -> None:
+    counts = (8, 7, 6, 5, 4, 3, 2, 1)
+    candidates = tuple(one_thread(threads=threads, batch=None, lr=None) for threads in counts)
+    machine = Machine({one: 8.0 / one.threads for one in candidates}, dict.fromkeys(candidates, 1.0))
+    machine.noise = lambda candidate, seed: 1.0 + 0.1 * seed
+    search = Search(
+        space=replace(space_of(*candidates), program=Program(file="own.py", arguments=())), goal=GOAL,
+        bench=machine, budget=30.0, clock=machine.clock, most_epochs=1,
+    )  # fmt: skip
+    search.run()
+    assert any(trial.untried for trial in search.trials.values())  # there was no time for everything
+    assert sum(seed > 0 for _, _, seed in machine.ran) >= 2
+    assert conclude(search).timing.interval is not None  # type: ignore[union-attr]
 
 
 def test_of_two_that_cannot_be_told_apart_the_simpler_one_is_given() -> None:
@@ -367,7 +523,7 @@ def test_of_two_that_cannot_be_told_apart_the_simpler_one_is_given() -> None:
     search.run()
     found = search.times()
     assert found[SYNC].mean < found[THREADS].mean
-    assert not parted(found[THREADS], found[SYNC])
+    assert not differ(found[THREADS], found[SYNC])
     assert conclude(search).chosen == THREADS
     assert "the simpler one is given" in conclude(search).sure
 
@@ -401,7 +557,21 @@ def test_a_failed_candidate_is_not_tried_again() -> None:
     search.run()
     assert [candidate for candidate, _, _ in machine.ran].count(SYNC) == 1
     assert conclude(search).chosen == THREADS
-    assert any("no such network" in line for line in left_out(search))
+    assert any("no such network" in line for line in list_left_out(search))
+
+
+def test_a_candidate_that_failed_in_an_earlier_search_does_not_end_this_one() -> None:
+    machine = four()
+    find = machine.find
+
+    def find_failed(candidate: Candidate, **settings: int) -> Observed | Failed | None:
+        return Failed(why="it failed before") if candidate == SYNC else find(candidate, **settings)
+
+    machine.find = find_failed  # type: ignore[method-assign, assignment]
+    search = search_on(machine, ALONE, SYNC, THREADS)
+    search.run()
+    assert conclude(search).chosen == THREADS
+    assert search.trials[SYNC].failed == "it failed before"
 
 
 def test_twice_the_learning_rate_is_tried_after_the_search() -> None:
@@ -460,7 +630,7 @@ def test_a_rung_with_too_few_to_choose_from_goes_on_with_others() -> None:
 
 def test_a_run_that_is_ended_counts_as_far_as_it_got() -> None:
     machine = four()
-    cut = Observed(epochs=2, points=((1.2, 0.5), (2.4, 0.7)), seconds=2.4)
+    cut = Observed(epochs=2, points=(Point(1, 1.2, 0.5), Point(2, 2.4, 0.7)), seconds=2.4)
     machine.cut = lambda: cut  # type: ignore[method-assign]
     machine.stop_after = 1.0
     search = search_on(machine, ALONE, THREADS)

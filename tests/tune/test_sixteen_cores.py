@@ -7,8 +7,9 @@ rough, as real ones are: what threads bring with one batch is taken to hold for 
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import pairwise
 
@@ -18,7 +19,7 @@ from paceline.compare.metric import Goal
 from paceline.config import Config
 from paceline.tune.answer import conclude
 from paceline.tune.forecast import Forecast
-from paceline.tune.search import Failed, Observed, Search
+from paceline.tune.search import Failed, Observed, Point, Search
 from paceline.tune.space import Candidate, Space, find_strategy, make_space
 
 SAMPLES, CORES = 50_000, 16
@@ -56,6 +57,25 @@ def wide(ranks: int, threads: int, batch: float, *, exchange: bool) -> float:
     return between(batch, b16=30.0, b256=33.0, b1024=35.0)
 
 
+def wide_today(ranks: int, threads: int, batch: float, *, exchange: bool) -> float:
+    """The same network on a day when 4 ranks of 4 threads and 8 of 2 were about as fast."""
+    if ranks == 1:
+        alone = 28.3 * batch / 64
+        return (
+            alone
+            if threads == 1
+            else max(alone / threads, between(batch, b16=7.8, b64=9.2, b256=20.8, b1024=51.6))
+        )
+    if not exchange:
+        return max(10.0, wide_today(1, threads, batch / ranks, exchange=False))
+    known = {
+        (16, 1): {"b256": 14.2, "b1024": 43.0}, (8, 2): {"b256": 12.7, "b1024": 38.7},
+        (8, 1): {"b256": 18.8, "b1024": 44.6}, (4, 4): {"b256": 10.5, "b1024": 45.0},
+        (4, 1): {"b256": 28.0, "b1024": 80.0}, (2, 8): {"b64": 6.6, "b1024": 50.0},
+    }.get((ranks, threads), {"b64": 40.0, "b1024": 200.0})  # fmt: skip
+    return max(5.0, between(batch, **known))
+
+
 def small(ranks: int, threads: int, batch: float, *, exchange: bool) -> float:
     alone = (0.05 + 0.0048 * batch / ranks) * (1.6 if threads > 1 else 1.0)
     return alone + (0.0225 * math.log2(ranks) + 0.0004 * batch if exchange else 0.0)
@@ -75,6 +95,8 @@ class Problem:
     """How the best rate grows with the batch."""
     margin: float = 4.0
     """How many times the best rate still trains."""
+    ratio: float = 1.1
+    """The answer's time to the target over the best of the space, at most."""
 
     def seconds(self, one: Candidate) -> float:
         assert one.batch is not None
@@ -98,6 +120,7 @@ class Problem:
 PROBLEMS = {
     "cnn": Problem(cnn, epochs=1.7, rate=0.15, own=0.1, power=0.7),
     "wide": Problem(wide, epochs=1.8, rate=0.15, own=0.1, power=0.6),
+    "wide today": Problem(wide_today, epochs=1.8, rate=0.15, own=0.1, power=0.6, margin=2.0, ratio=1.25),
     "small": Problem(small, epochs=2.9, rate=4.0, own=2.0, power=0.0, margin=1.4),
 }
 
@@ -135,7 +158,7 @@ class Sixteen:
         if took == limit:
             return Failed(why="late", late=True)
         needs = self.problem.needs(candidate)
-        points = tuple((n * each, min(1.0, 0.9 * (n / needs) ** 0.1)) for n in range(1, epochs + 1))
+        points = tuple(Point(n, n * each, min(1.0, 0.9 * (n / needs) ** 0.1)) for n in range(1, epochs + 1))
         found = Observed(epochs=epochs, points=points, seconds=epochs * each, wall=took)
         self.records[candidate, seed] = found
         return found
@@ -208,14 +231,44 @@ def test_the_answer_is_nearly_the_best_of_the_space(name: str, error: float) -> 
     problem = PROBLEMS[name]
     search, machine = search_for(problem, error=error)
     assert machine.now <= search.budget
-    assert ratio_to_best(search, problem) <= 1.1
+    assert search.times()
+    assert ratio_to_best(search, problem) <= problem.ratio
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_two_minutes_are_enough_on_a_slow_machine(name: str) -> None:
     search, machine = search_for(PROBLEMS[name], budget=120.0, slow=True)
     assert machine.now <= search.budget
-    assert ratio_to_best(search, PROBLEMS[name]) <= 1.1
+    assert search.times()
+    assert ratio_to_best(search, PROBLEMS[name]) <= PROBLEMS[name].ratio
+
+
+def vary(problem: Problem, number: int) -> tuple[Problem, float]:
+    """Return a problem on a machine that is a little different, and an error of its predictions."""
+    chance = random.Random(f"{problem.step.__name__} {number}")
+    layouts: dict[tuple[int, int, bool], float] = {}
+
+    def step(ranks: int, threads: int, batch: float, *, exchange: bool) -> float:
+        factor = layouts.setdefault((ranks, threads, exchange), math.exp(chance.gauss(0, 0.12)))
+        return factor * problem.step(ranks, threads, batch, exchange=exchange)
+
+    varied = replace(
+        problem, step=step, epochs=problem.epochs * chance.uniform(0.7, 1.5),
+        rate=problem.rate * 2 ** chance.uniform(-1, 1), power=problem.power + chance.uniform(-0.3, 0.3),
+        margin=chance.uniform(1.5, 5.0),
+    )  # fmt: skip
+    return varied, chance.uniform(0.6, 1.6)
+
+
+@pytest.mark.parametrize("name", ["cnn", "wide", "wide today"])
+def test_most_answers_are_nearly_the_best_on_machines_that_vary(name: str) -> None:
+    ratios = []
+    for number in range(10):
+        problem, error = vary(PROBLEMS[name], number)
+        search, _ = search_for(problem, error=error, budget=120.0, slow=number % 2 == 1)
+        ratios.append(ratio_to_best(search, problem) if search.times() else math.inf)
+    assert sorted(ratios)[5] <= 1.1  # the median
+    assert sorted(ratios)[8] <= 2.0
 
 
 @pytest.mark.parametrize("budget", [45.0, 60.0, 90.0])
@@ -248,12 +301,12 @@ def test_speeds_come_before_long_runs_and_known_steps_before_others(name: str) -
     assert alone <= 0.2 * search.budget
 
 
-def test_what_takes_known_steps_faster_comes_next() -> None:
-    """As soon as serial training has reached the target, ranks take the same steps before anything else is tried."""
+def test_ranks_that_take_the_steps_of_serial_training_come_next() -> None:
+    """As soon as serial training has reached the target, they promise most."""
     search, machine = search_for(PROBLEMS["small"])
-    one, *_, steps = (one for one, _, _ in machine.ran[:3])
+    one, *_, ranks = (one for one, _, _ in machine.ran[:3])
     assert one.serial
-    assert (steps.strategy, steps.batch, steps.lr) == ("sync", one.batch, one.lr)
+    assert ranks.layout == ("sync", CORES, 1)
     assert conclude(search).chosen == Candidate(strategy="sync", ranks=CORES, batch=256, lr=4.0)
 
 

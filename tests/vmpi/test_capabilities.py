@@ -97,6 +97,52 @@ def test_a_put_takes_as_long_as_a_message(nbytes: int) -> None:
         assert one_sided > 0
 
 
+@pytest.mark.parametrize("calls", ["puts into one", "gets from one", "puts to all"])
+@pytest.mark.parametrize(
+    ("network", "seconds", "parallel"),
+    [  # of one MB, copied by what is named
+        ("nvlink", 1e6 / 120e9 + 0.85e-6, ()),  # the links of the GPU
+        ("pcie4", 1e6 / 20e9 + 1.425e-6, ()),
+        ("loopback", None, ("puts into one", "gets from one")),  # the processor of each origin
+        ("100gbe", 1e6 / 6e9 + 1.5e-6, ("gets from one", "puts to all")),  # the processor that receives
+        ("50gbe", 1e6 / 5.885e9, ()),  # the card, which is slower than copying, shared by connections
+    ],
+)
+def test_one_sided_calls_wait_for_what_copies_them(
+    network: str, seconds: float | None, parallel: tuple[str, ...], calls: str
+) -> None:
+    nbytes = 1_000_000
+
+    def program(comm: Any, count: int) -> float:
+        from mpi4py import MPI
+
+        window = MPI.Win.Allocate(nbytes, comm=comm)
+        data, rank = np.zeros(nbytes, "u1"), comm.rank
+        window.Fence()
+        start = comm.Wtime()
+        if calls == "puts to all":
+            for target in range(1, count + 1) if rank == 0 else ():
+                window.Put(data, target)
+        elif 0 < rank <= count:
+            (window.Put if calls == "puts into one" else window.Get)(data, 0)
+        window.Flush_all()
+        spent = comm.Wtime() - start
+        window.Fence()
+        window.Free()
+        return float(spent)
+
+    one, seven = (max(vmpi.run(program, count, ranks=8, network=network).values) for count in (1, 7))
+    if calls not in parallel and seconds is not None:
+        expected = 7 * seconds if network == "50gbe" else one + 6 * seconds
+        assert seven == pytest.approx(expected, rel=0.08 if network == "50gbe" else 0.01)
+    elif calls not in parallel:
+        assert seven > 5 * one
+    elif network == "loopback":
+        assert one <= seven < 2 * one  # they share the memory only
+    else:
+        assert seven == pytest.approx(one + 6 * 1e6 / 12.125e9, rel=0.02)  # the card
+
+
 def test_an_access_outside_an_epoch_is_an_error() -> None:
     def program(comm: Any) -> None:
         from mpi4py import MPI
@@ -141,5 +187,5 @@ def test_every_rank_has_its_own_modules(tmp_path: Any) -> None:
         "def main(comm):\n    return shared.values\n"
     )
     script = vmpi.Script(tmp_path / "program.py", "main")
-    with script.running():
+    with script.imitate_python():
         assert vmpi.run(script, ranks=3).values == [[0], [1], [2]]

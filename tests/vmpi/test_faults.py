@@ -566,6 +566,7 @@ def test_a_script_of_faults(tmp_path: Any) -> None:
     ("text", "said"),
     [
         ("slow(rank=1, by=2)\nfail_at(rank=1)", "line 2: fail_at needs either a step or a time; got step=None, time=None"),
+        ("slow_link(2, 2, by=3)", "line 1: slow_link needs two ranks or nodes; got rank 2 twice"),
         ("slow(rank=1, by=0.5)", "line 1: by of slow must be a number of at least 1; got 0.5"),
         ("\n\nfail_it(rank=1)", "line 3: name 'fail_it' is not defined; choose one of fail_at, cut_link, "),
         ("fail_at(3, step=1", "line 1: '(' was never closed"),

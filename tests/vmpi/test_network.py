@@ -23,6 +23,7 @@ from paceline.vmpi.network import (
     Wires,
     collective_seconds,
     nccl_seconds,
+    parse_network,
     presets,
 )
 
@@ -206,7 +207,9 @@ def test_barrier_between_nodes_is_rounds_of_small_messages() -> None:
 def test_two_levels() -> None:
     wires = _network(ranks_per_node=2).wires(8)
     inside, between = 0.25 + 1 + 2 + 3, 0.25 + 1 + 8 + 1
-    assert wires.collective("Barrier", range(8), 0) == inside + 2 * between + inside
+    # Three rounds of all ranks, in one of which both partners are on one node: no slower than an Allgather of nothing.
+    assert wires.collective("Barrier", range(8), 0) == inside + 2 * between
+    assert wires.collective("Allgather", range(8), 0) == inside + 2 * between
     assert wires.collective("Barrier", range(2), 0) == inside
     assert wires.collective("Barrier", [0, 2], 0) == between
 
@@ -235,6 +238,66 @@ def test_collectives_cost_no_less_than_they_must(name: str, p: int) -> None:
         if p > 1 and name != "Barrier":
             assert told >= n / 2  # nobody can have all of it without as many bytes
     assert collective_seconds(name, p, 1e6, steps) >= collective_seconds(name, p, 8, steps)
+
+
+GUIDELINES = [  # n: the bytes of a whole buffer; b: of a rank's part
+    ("Reduce", "n", [("Allreduce", "n")]),
+    ("Reduce", "n", [("Reduce_scatter", "n"), ("Gather", "b")]),
+    ("Allreduce", "n", [("Reduce", "n"), ("Bcast", "n")]),
+    ("Allreduce", "n", [("Reduce_scatter", "n"), ("Allgather", "b")]),
+    ("Allreduce", "n", [("Scan", "n"), ("Bcast", "n")]),
+    ("Reduce_scatter", "n", [("Reduce", "n"), ("Scatter", "n")]),
+    ("Reduce_scatter", "n", [("Allreduce", "n")]),
+    ("Bcast", "n", [("Scatter", "n"), ("Allgather", "b")]),
+    ("Bcast", "n", [("Allreduce", "n")]),
+    ("Scatter", "n", [("Bcast", "n")]),
+    ("Scatter", "n", [("Alltoall", "n")]),
+    ("Gather", "b", [("Allgather", "b")]),
+    ("Gather", "b", [("Reduce", "n")]),
+    ("Allgather", "b", [("Gather", "b"), ("Bcast", "n")]),
+    ("Allgather", "b", [("Alltoall", "n")]),
+    ("Allgather", "b", [("Allreduce", "n")]),
+    ("Alltoall", "n", [("Allgather", "n")]),
+    ("Barrier", "b", [("Allgather", "b")]),
+]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "10gbe", "infiniband", "loopback", "50gbe", "10gbe:ranks-per-node=4", "infiniband:ranks-per-node=4,cards=2",
+        "10gbe:nodes-per-switch=4,oversubscription=4", "10gbe:nodes-per-switch=2,oversubscription=8,ranks-per-node=2",
+        "10gbe:cyclic=3", "infiniband:ranks-per-node=4,inside=nvlink,library=mpi",
+    ],
+)  # fmt: skip
+def test_no_collective_is_slower_than_others_that_replace_it(text: str) -> None:
+    for p in range(2, 18):
+        wires = parse_network(text).wires(p)
+        for part in (0, 8, 1024, 65536, 1 << 20):
+            sizes = {"n": part * p, "b": part}
+            for name, size, others in GUIDELINES:
+                found = wires.collective(name, range(p), sizes[size])
+                bound = sum(wires.collective(other, range(p), sizes[each]) for other, each in others)
+                assert found <= bound * (1 + 1e-6), (name, others, p, part)
+
+
+def test_reduce_by_hand() -> None:
+    """Three ranks and 1200 bytes of 16 B/s: two steps of a ring with 400 bytes, then two parts of 400 to the root."""
+    wires = _network(latency=0.0, overhead=0.0, eager_limit=10**6).wires(3)
+    assert wires.collective("Reduce", range(3), 1200) == pytest.approx(4 * (0.25 + 400 / 16))
+    # Scattered in the same parts; the root's own does not move.
+    assert wires.collective("Scatter", range(3), 1200) == pytest.approx(2 * (0.25 + 400 / 16))
+
+
+@pytest.mark.parametrize("inside", [None, "nvlink"])
+def test_gather_brings_only_what_other_nodes_have_through_the_card(inside: str | None) -> None:
+    """Ranks 0 and 1 are on one node: of three parts of a million bytes, one passes the card."""
+    wires = parse_network("10gbe:ranks-per-node=2").wires(3)
+    if inside is not None:
+        wires = parse_network(f"10gbe:ranks-per-node=2,inside={inside}").wires(3)
+    line = 1e6 * wires.per_byte
+    assert wires.collective("Gather", range(3), 1_000_000) == pytest.approx(line, rel=0.4)
+    assert wires.collective("Scatter", range(3), 3_000_000) == pytest.approx(line, rel=0.6)
 
 
 def test_long_allreduces_take_the_algorithm_that_sends_least() -> None:
@@ -290,12 +353,36 @@ def test_units() -> None:
         ("10gbe:fast", "10gbe takes option=value; got 'fast'"),
         ("10gbe:speed=3", "unknown option of 10gbe 'speed'; choose one of latency"),
         ("10gbe:latency=20", "latency of 10gbe must have a unit, such as 20us"),
-        ("10gbe:latency=xus", "latency of 10gbe must be a number; got 'x'"),
+        (
+            "10gbe:latency=xus",
+            "latency of 10gbe must be a number with a unit, such as 20us; got 'xus'; choose one",
+        ),
+        (
+            "10gbe:bandwidth=10Gbps",
+            "bandwidth of 10gbe must be a number with a unit, such as 10Gbit/s; got '10Gbps'; choose one of Mbit/s, Gbit/s",
+        ),
+        ("10gbe:bandwidth=-1Gbit/s", "bandwidth of 10gbe must be above 0; got -1Gbit/s"),
+        ("10gbe:eager-limit=-1KiB", "eager-limit of 10gbe must be at least 0; got -1KiB"),
+        (
+            "loopback:bandwidth=1Gbit/s",
+            "bandwidth of loopback is that between nodes, and all ranks are on one node",
+        ),
+        ("loopback:latency=1ms", "latency of loopback is that between nodes, and all ranks are on one node"),
+        (
+            "loopback:nodes-per-switch=2,oversubscription=2",
+            "nodes-per-switch of loopback needs several nodes, and all ranks are on one node",
+        ),
+        ("10gbe:socket-latency=1s", "socket-latency of 10gbe needs sockets, such as sockets=2"),
+        (
+            "loopback:socket-bandwidth=1GB/s,sockets=1",
+            "socket-bandwidth of loopback needs sockets, such as sockets=2",
+        ),
         ("10gbe:latency=1us,latency=2us", "10gbe: latency is given twice"),
+        ("10gbe:cards=2,", "10gbe:cards=2, has a comma with nothing before or after it"),
         ("10gbe:latency=-1us", "latency of 10gbe must be at least 0"),
         ("10gbe:bandwidth=0", "bandwidth of 10gbe must be above 0"),
-        ("10gbe:bandwidth=0.5B/s", "bandwidth of 10gbe must be at least 1 B/s; got 0.5"),
-        ("10gbe:latency=1e300s", "latency of 10gbe must be at most 86400; got 1e+300"),
+        ("10gbe:bandwidth=0.5B/s", "bandwidth of 10gbe must be at least 1 B/s; got 0.5B/s"),
+        ("10gbe:latency=1e300s", "latency of 10gbe must be at most 86400; got 1e300s"),
         (f"10gbe:cards={'9' * 5000}", "cards of 10gbe must be a whole number; got '99999999999999999999…'"),
         ("10gbe:ranks-per-node=0", "ranks-per-node of 10gbe must be at least 1; got 0"),
         ("10gbe:ranks-per-node=x", "ranks-per-node of 10gbe must be a whole number, or all"),
@@ -422,17 +509,19 @@ def test_tree_crosses_an_uplink_once_in_a_round() -> None:
 
 def test_rabenseifner_halves_between_neighbours_before_it_crosses_an_uplink() -> None:
     wires, post = _oversubscribed()
-    # Halves of 640 and 320 bytes behind a switch, then 160 of each of its 4 nodes through the uplink; all of it back again.
-    assert wires.collective("Reduce", range(8), 1280) == 6 * post + 2 * (640 + 320 + 4 * 160) / 16
+    # Halves of 4 and 2 bytes behind a switch, then 1 of each of its 4 nodes through the uplink; all of it back again.
+    assert wires.collective("Reduce", range(8), 8) == 3 * (post + 8 / 16)  # a tree
     assert wires.collective("Allreduce", range(8), 8) == 6 * post + 2 * (4 + 2 + 4 * 1) / 16
+    # Long arrays: around a ring in 7 steps of 160, then gathered in rounds of 160, 320 and 640.
+    assert wires.collective("Reduce", range(8), 1280) == 10 * post + (7 * 160 + 640 + 320 + 160) / 16
     # An uplink that is half as fast as a card does not slow down what stays behind its switch.
     slow = _network(
         latency=0.0, overhead=0.0, nodes_per_switch=4, oversubscription=8.0, eager_limit=10**6
     ).wires(8)
-    assert slow.collective("Reduce", range(8), 1280) == 6 * post + 2 * ((640 + 320) / 16 + 4 * 160 / 8)
+    assert slow.collective("Allreduce", range(8), 80) == 6 * post + 2 * ((40 + 20) / 16 + 4 * 10 / 8)
     # Three switches, of ranks 0 to 2, 3 to 5, 6 and 7: of the second, 3 exchanges with 2, then all with 1, 6 and 7.
     steps = StepCosts(lambda n: n, lambda n: 0.0, behind=3)
-    assert [steps.pairs_apart(distance, 8) for distance in (1, 2, 4)] == [1, 3, 3]
+    assert [steps.count_pairs_apart(distance, 8) for distance in (1, 2, 4)] == [1, 3, 3]
 
 
 def test_message_between_sockets() -> None:
@@ -462,6 +551,14 @@ def test_ranks_dealt_to_nodes_in_turn() -> None:
         ("10gbe:cards=0", "cards of 10gbe must be at least 1; got 0"),
         ("10gbe:cards=two", "cards of 10gbe must be a whole number; got 'two'"),
         ("10gbe:inside=lvnink", "unknown inside of 10gbe 'lvnink'; choose one of nvlink,"),
+        ("25gbe:inside-bandwidth=4GB/s", "inside-bandwidth of 25gbe needs inside, the links of a node's GPUs: one of"),
+        ("pcie:inside-bandwidth=0GB/s", "inside-bandwidth of pcie must be above 0; got 0GB/s"),
+        (
+            "pcie:bandwidth=4GB/s",
+            "bandwidth of pcie is that between nodes, and all ranks are on one node; the links of its GPUs have inside-",
+        ),
+        ("pcie,inside-bandwidth=4GB/s", "options of a network follow a colon: pcie:inside-bandwidth=4GB/s; got "),
+        ("nvlink:latency=5us", "latency of nvlink is that between nodes, and all ranks are on one node"),
         ("10gbe:library=gloo", "unknown library of 10gbe 'gloo'; choose one of mpi, nccl"),
     ],
 )  # fmt: skip
@@ -473,7 +570,7 @@ def test_bad_topology(text: str, message: str) -> None:
 
 def test_every_network_can_be_written_down_and_read_again() -> None:
     for name in presets():
-        for text in (name, f"{name}:cards=2,nodes-per-switch=4,oversubscription=2.0,library=nccl"):
+        for text in (name, f"{name}:ranks-per-node=2,cards=2,nodes-per-switch=4,library=nccl"):
             assert str(load_network(text)) == text
             assert load_network(str(load_network(text))) == load_network(text)
 
@@ -586,6 +683,51 @@ def test_ranks_receive_when_connections_have_shared_the_card() -> None:
         assert last(8, 16_000, limit) == pytest.approx(2 * alone, rel=0.02)
 
 
+@pytest.mark.parametrize("limit", [0, 10**9])
+@pytest.mark.parametrize("copies", [16.0, 64.0, 8.0])
+def test_receiver_copies_messages_while_they_share_its_card(copies: float, limit: int) -> None:
+    """The card passes 8 MiB in 8 * 2^16 s, two to eight connections of 4 B/s at a time; copying adds a piece of 2^16 B."""
+    nbytes, piece = 1 << 20, 65536 / copies
+
+    def program(comm: Any, count: int, busy: float) -> float:
+        rank, buffers = comm.Get_rank(), [np.zeros(nbytes, np.uint8) for _ in range(count)]
+        if rank == 0:
+            requests = [comm.Irecv(buffer, source) for source, buffer in enumerate(buffers, 1)]
+            if busy:
+                comm.Compute(busy)
+            MPI.Request.Waitall(requests)
+        elif rank <= count:
+            comm.Send(buffers[0], 0)
+        return float(comm.Wtime())
+
+    def last(count: int, busy: float = 0.0) -> float:
+        network = _network(stream=4.0, copy_bandwidth=copies, eager_limit=limit)
+        return float(vmpi.run(program, count, busy, ranks=9, network=network).values[0])
+
+    for count in (1, 2, 4, 8):
+        line, copying = nbytes * max(1 / 4, count / 16), count * nbytes / copies
+        assert last(count) == pytest.approx(max(line, copying) + 2 * piece, abs=100)
+    if limit:  # a rank that computes copies nothing: all of it is left for afterwards
+        assert last(8, busy=2e6) == pytest.approx(2e6 + 8 * nbytes / copies, abs=100)
+
+
+def test_receiver_of_several_messages_copies_one_that_comes_alone_as_before() -> None:
+    def program(comm: Any) -> float:
+        rank, buffer = comm.Get_rank(), np.zeros(1 << 20, np.uint8)
+        if rank == 0:
+            for source in (1, 2):
+                comm.Recv(buffer, source)
+        else:
+            comm.Compute(1e6 * rank)
+            comm.Send(buffer, 0)
+        return float(comm.Wtime())
+
+    # The second one is announced after 2e6 + 1 s, asked for in 8 + 1 + 8 + 1, copied in pieces of 4096 s by both ends.
+    network = _network(stream=4.0, copy_bandwidth=16.0, eager_limit=0)
+    end = 2e6 + 18 + 4096 + 8 + (1 << 18) + 4096 + 1
+    assert vmpi.run(program, ranks=3, network=network).values[0] == pytest.approx(end, abs=2)
+
+
 def test_messages_of_a_connection_keep_their_order() -> None:
     def program(comm: Any) -> list[int]:
         rank, size, found = comm.Get_rank(), comm.Get_size(), []
@@ -635,6 +777,18 @@ def test_nccl_ring_by_hand() -> None:
     # Few bytes among many nodes: a tree.
     assert nccl_seconds("Allreduce", 64, 64, 0.0, inside=lane, between=wire, start=5.0) == 5 + 2 * 6 * 10
     assert nccl_seconds("Alltoall", 4, 2, 1.0, inside=lane, between=wire) is None
+
+
+def test_links_of_gpus_at_another_rate() -> None:
+    """Without P2P, 4 GB/s: a ring of 4 GPUs moves 1.5 n bytes through each link."""
+    for text in ("pcie:inside-bandwidth=4GB/s", "25gbe:inside=pcie,inside-bandwidth=4GB/s,ranks-per-node=4"):
+        network = load_network(text)
+        taken = network.wires(4).join("Allreduce", range(4), 400_000_000, 0.0)
+        assert taken == pytest.approx(1.5 * 0.4 / 4, rel=1e-3)
+        assert load_network(str(network)) == network
+    assert load_network("nvlink:inside=pcie").node == load_network("pcie").node
+    # Between nodes the preset's own rate does not matter.
+    assert load_network("nvlink:ranks-per-node=2,bandwidth=10Gbit/s").bandwidth == 1.25e9
 
 
 def test_nccl_is_the_default_between_gpus() -> None:

@@ -69,7 +69,7 @@ NETWORKS = (
 
 
 @pytest.mark.parametrize("network", NETWORKS)
-@pytest.mark.parametrize("algorithm", ["ring", "recursive-doubling"])
+@pytest.mark.parametrize("algorithm", ["ring", "recursive-doubling", "rabenseifner"])
 def test_times_and_results_are_those_of_the_messages(algorithm: str, network: str, ends: list[bool]) -> None:
     draw = random.Random(f"{algorithm} {network}")
     for _ in range(6):
@@ -86,6 +86,15 @@ def test_times_and_results_are_those_of_the_messages(algorithm: str, network: st
         evaluated, sent = vmpi.run(sums, *given, **settings), by_messages(sums, *given, **settings)
         assert evaluated == sent, (given, settings)
     assert any(ends) == (network not in ("10gbe:ranks-per-node=2", "25gbe"))
+
+
+def test_short_messages_may_pass_before_the_long_ones_of_earlier_rounds(ends: list[bool]) -> None:
+    """Ranks that begin early send their short messages while their partners still wait for long ones of slow ranks."""
+    given = ("rabenseifner", 20011, "f4", 1e-2, True, False)
+    settings = {"ranks": 16, "network": "infiniband", "strict": False, "collectives_only": True}
+    evaluated, sent = vmpi.run(sums, *given, **settings), by_messages(sums, *given, **settings)
+    assert evaluated == sent
+    assert ends == [True] * 4
 
 
 def test_another_message_ends_the_evaluation(ends: list[bool]) -> None:
@@ -127,12 +136,15 @@ def test_ranks_that_disagree_send_their_messages() -> None:
         vmpi.run(disagree, ranks=4, strict=False)
 
 
-@pytest.mark.parametrize("strategy", ["sync:allreduce=recursive-doubling", "local-sgd:allreduce=ring"])
-def test_training_takes_the_same_time(strategy: str, ends: list[bool]) -> None:
+@pytest.mark.parametrize(
+    "strategy",
+    ["sync:allreduce=recursive-doubling", "local-sgd:allreduce=ring", "local-sgd:allreduce=rabenseifner"],
+)
+def test_training_takes_the_same_time(strategy: str, ends: list[bool], machine: str) -> None:
     def train() -> Any:
         return paceline.fit(
             "mlp:32", "iris", strategy=strategy, on="sim", ranks=12, network="infiniband:eager-limit=0", jitter=0.3,
-            compute=False, epochs=2, batch=8, runs=None, quiet=True,
+            machine=machine, compute=False, epochs=2, batch=8, runs=None, quiet=True,
         ).summary()  # fmt: skip
 
     as_one = train()

@@ -24,6 +24,7 @@ from paceline.vmpi.errors import (
     Unfinished,
     Unmatched,
 )
+from tests.ranks import on_ranks
 
 Function = Callable[[Any], Any]
 
@@ -331,6 +332,69 @@ def test_truncation() -> None:
     assert _refused(program, Truncated) == (
         f"message truncated: 40 bytes with tag 0 from Send of rank 0 at {_line(program, 'Send')} do not fit into the "
         f"32 bytes of Recv of rank 1 at {_line(program, 'Recv')}"
+    )
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_truncated_receive_can_be_caught(strict: bool) -> None:
+    """As in Open MPI: calls for several requests complete all of them, and their statuses have the errors."""
+
+    def program(comm: Any) -> Any:
+        from mpi4py import MPI
+
+        long = np.arange(10.0)
+        if comm.rank == 0:
+            for tag in range(10):
+                comm.Send(long, 1, tag)
+            comm.Sendrecv(long, 1, 10, np.empty(10), 1, 10)
+            comm.Sendrecv(long, 1, 10, np.empty(10), 1, 10)
+            return None
+        found: list[Any] = []
+
+        def attempt(call: Any, *arguments: Any) -> None:
+            with pytest.raises(MPI.Exception, match="message truncated: 80 bytes") as caught:
+                call(*arguments)
+            found.append(caught.value.Get_error_class())
+
+        status = MPI.Status()
+        attempt(comm.Recv, np.empty(5), 0, 0, status)
+        assert (status.source, status.tag) == (0, 0)
+        request = comm.Irecv(np.empty(5), 0, 1)
+        attempt(request.Wait)
+        assert request == MPI.REQUEST_NULL
+        attempt(comm.Mprobe(0, 2).Recv, np.empty(5))
+        persistent = comm.Recv_init(np.empty(5), 0, 3)
+        persistent.Start()
+        attempt(persistent.Wait)
+        persistent.Free()
+        for tag, call in ((4, MPI.Request.Waitall), (6, MPI.Request.Testall), (8, MPI.Request.Waitsome)):
+            comm.Probe(0, tag + 1)  # both have arrived
+            whole, statuses = np.zeros(10), [MPI.Status(), MPI.Status()]
+            requests = [comm.Irecv(np.empty(5), 0, tag), comm.Irecv(whole, 0, tag + 1)]
+            attempt(call, requests, statuses)
+            assert [status.error for status in statuses] == [MPI.ERR_TRUNCATE, MPI.SUCCESS]
+            assert all(request == MPI.REQUEST_NULL for request in requests)
+            assert whole.tolist() == long.tolist()
+        attempt(comm.Sendrecv, long, 0, 10, np.empty(5), 0, 10)
+        request = comm.Isendrecv(long, 0, 10, np.empty(5), 0, 10)
+        attempt(request.Wait)
+        assert request == MPI.REQUEST_NULL
+        one, several = MPI.ERR_TRUNCATE, MPI.ERR_IN_STATUS
+        assert found == [one, one, one, one, several, several, several, one, one]
+        return True
+
+    assert vmpi.run(program, ranks=2, strict=strict).values[1]
+
+
+def test_an_error_names_no_lines_if_they_are_not_recorded() -> None:
+    def program(comm: Any) -> None:
+        if comm.rank == 0:
+            comm.Send(np.zeros(5), 1)
+        else:
+            comm.Recv(np.zeros(4), 0)
+
+    assert _refused(program, Truncated, strict=False) == (
+        "message truncated: 40 bytes with tag 0 from Send of rank 0 do not fit into the 32 bytes of Recv of rank 1"
     )
 
 
@@ -727,3 +791,143 @@ def test_collectives_of_objects_take_the_locks_that_a_program_has_asked_for() ->
         return sorted(locks)
 
     assert vmpi.run(program, ranks=3).values == [["bcast", "mine"]] * 3
+
+
+# ---- arguments that MPI refuses
+
+
+def refuse_arguments(comm: Any) -> dict[str, str]:
+    """Call MPI with wrong arguments; return the calls that did not fail with the class of error of Open MPI."""
+    from mpi4py import MPI
+
+    one, other, many = np.zeros(4), np.zeros(4), np.zeros(4 * comm.size)
+    me, null, d = comm.rank, MPI.PROC_NULL, MPI.DOUBLE
+    group, op, kind = comm.Get_group(), MPI.OP_NULL, MPI.DATATYPE_NULL
+    calls: dict[str, list[tuple[str, Any]]] = {
+        "ERR_TAG": [
+            *((name, (one, me, -3)) for name in ("Send", "Isend", "Bsend", "Send_init", "Ssend_init", "send", "isend")),
+            *((name, (one, null, -3)) for name in ("Send", "Recv", "send")),
+            *((name, (one, 0, -3)) for name in ("Recv", "Irecv", "Recv_init", "irecv", "recv")),
+            *((name, (0, -3)) for name in ("Probe", "Iprobe", "Mprobe", "Improbe", "probe", "mprobe")),
+            *((name, (null, -3)) for name in ("Probe", "Iprobe")),
+            *((name, (one, me, 0, other, me, -3)) for name in ("Sendrecv", "Isendrecv", "sendrecv")),
+            *((name, (one, me, -3, other, me, 0)) for name in ("Sendrecv", "Isendrecv", "sendrecv")),
+            *((name, (one, me, 0, me, -3)) for name in ("Sendrecv_replace", "Isendrecv_replace")),
+            ("Create_group", (group, -4)),
+        ],
+        "ERR_RANK": [
+            *((name, (one, 99)) for name in ("Send", "Send_init", "Bsend_init", "Recv", "Recv_init", "send")),
+            *((name, (one, MPI.ANY_SOURCE)) for name in ("Send", "Send_init")),
+            *((name, (99,)) for name in ("Probe", "Iprobe", "Mprobe")),
+            *((name, (one, 99, 0, other, me, 0)) for name in ("Sendrecv", "sendrecv")),
+        ],
+        "ERR_ROOT": [
+            *((name, (one, 99)) for name in ("Bcast", "Ibcast", "Bcast_init", "bcast", "gather")),
+            *((name, (one, many, -1)) for name in ("Gather", "Igather", "Gather_init")),
+            *((name, (many, one, -1)) for name in ("Scatter", "Scatter_init", "Scatterv")),
+            *((name, (one, other, MPI.SUM, 99)) for name in ("Reduce", "Ireduce", "Reduce_init")),
+        ],
+        "ERR_OP": [(name, (one, other, op)) for name in ("Allreduce", "Reduce", "Iallreduce", "Scan")],
+        "ERR_TYPE": [(name, ([one, 1, kind], 0)) for name in ("Send", "Recv", "Bcast")],
+        "ERR_COUNT": [("Alltoallv", ([many, [-1] * comm.size, None, d], [many, [-1] * comm.size, None, d]))],
+        "ERR_ARG": [("Split", (-5,)), ("Split", (-1,)), ("Split_type", (12345,))],
+    }  # fmt: skip
+    found = {}
+    for wanted, each in calls.items():
+        for name, arguments in each:
+            if name in ("recv", "irecv"):
+                arguments = (None, *arguments[1:])
+            if name == "sendrecv":
+                arguments = (*arguments[:3], None, *arguments[4:])
+            _note(found, f"{name}{arguments}", wanted, getattr(comm, name), *arguments)
+    shapes: list[Any] = [(3, [2, 2]), (3, [2, 5]), (3, [0, 2]), (3, [-1, 0]), (3, [1, 1]), (3, [])]
+    for ranks, dims in (*shapes, (0, 2), (-1, 2), (0, [2])):
+        _note(found, f"Compute_dims({ranks}, {dims})", "ERR_DIMS", MPI.Compute_dims, ranks, dims)
+    for count in ("Create_contiguous", "Create_vector", "Create_hvector"):
+        _note(found, count, "ERR_COUNT", getattr(d, count), *([-1] if "contig" in count else [-1, 1, 1]))
+    _note(found, "Create_vector", "ERR_ARG", d.Create_vector, 1, -1, 1)
+    _note(found, "Create_indexed", "ERR_ARG", d.Create_indexed, [-1], [0])
+    _note(found, "Alloc_mem", "ERR_ARG", MPI.Alloc_mem, -1)
+    _note(found, "Get_error_class", "ERR_ARG", MPI.Get_error_class, -1)
+    _note(found, "Get_error_string", "ERR_ARG", MPI.Get_error_string, 1_000_000)
+    _note(found, "Reduce_local", "ERR_OP", op.Reduce_local, one, other)
+    for name in ("Send_init", "Recv_init"):
+        with pytest.raises(ValueError):
+            getattr(comm, name)([one, -1, d], 0)
+    with pytest.raises(ValueError):
+        MPI.Compute_dims(6, -1)
+    assert comm.Split(MPI.UNDEFINED) == MPI.COMM_NULL
+    assert comm.Split(0, -5).size == comm.size
+    assert MPI.Compute_dims(1, []) == []
+    comm.Recv(one, null, MPI.ANY_TAG)
+    return found
+
+
+def _note(found: dict[str, str], what: str, wanted: str, call: Any, *arguments: Any) -> None:
+    from mpi4py import MPI
+
+    try:
+        call(*arguments)
+        found[what] = "no error"
+    except MPI.Exception as error:
+        if error.Get_error_class() != getattr(MPI, wanted):
+            found[what] = str(error)
+
+
+def test_wrong_arguments_are_errors_of_mpi() -> None:
+    for strict in (True, False):
+        assert vmpi.run(refuse_arguments, ranks=3, strict=strict).values == [{}, {}, {}]
+
+
+@pytest.mark.once  # MPICH has others, and waits for ever in some of these calls
+@pytest.mark.mpi
+def test_open_mpi_has_the_same_errors() -> None:
+    assert on_ranks("tests.vmpi.test_semantics:refuse_arguments", 3) == [{}, {}, {}]
+
+
+def test_messages_without_a_buffer() -> None:
+    def program(comm: Any) -> bool:
+        from mpi4py import MPI
+
+        nothing, parts = [None, MPI.INT], [None, (0, None), MPI.INT]
+        comm.Bcast(nothing)
+        comm.Gather(nothing, nothing)
+        comm.Alltoallv(parts, parts)
+        comm.Allreduce(nothing, nothing)
+        comm.Sendrecv(nothing, comm.rank, 0, nothing, comm.rank)
+        for count in ([None, 0], [0, 1]):  # a count, a displacement
+            with pytest.raises(ValueError, match="the null datatype has no extent"):
+                comm.Send([np.zeros(2), *count, MPI.DATATYPE_NULL], 0)
+        return True
+
+    for strict in (True, False):
+        assert all(vmpi.run(program, ranks=3, strict=strict).values)
+
+
+def test_objects_cannot_be_combined_by_a_null_operation() -> None:
+    def program(comm: Any) -> bool:
+        from mpi4py import MPI
+
+        with pytest.raises(ValueError, match="got a null or freed one"):
+            comm.allreduce(1, MPI.OP_NULL)
+        return True
+
+    assert all(vmpi.run(program, ranks=3).values)
+
+
+def test_wrong_arguments_of_partitioned_messages() -> None:
+    """Open MPI accepts the tag, and ends the program for the others."""
+
+    def program(comm: Any) -> bool:
+        for name in ("Psend_init", "Precv_init"):
+            call = getattr(comm, name)
+            for arguments, why in (
+                ((2, 0, -3), "ERR_TAG"),
+                ((2, 99, 0), "ERR_RANK"),
+                ((-1, 0, 0), "ERR_ARG"),
+            ):
+                with pytest.raises(MPIError, match=why):
+                    call(np.zeros(4), *arguments)
+        return True
+
+    assert all(vmpi.run(program, ranks=2).values)

@@ -7,7 +7,7 @@ import pytest
 from paceline.comm.clocks import TracedStopwatch
 from paceline.comm.recording import Recorded
 from paceline.comm.tracing import Events
-from paceline.worker.worker import unrecorded
+from paceline.worker.worker import pause_recording
 from tests.ranks import on_ranks
 
 
@@ -36,7 +36,7 @@ def test_nothing_of_it_is_recorded() -> None:
     comm.Isend(b"abc", dest=1)
     watch.lap("exchange")
     kept = (comm.counts.bytes, comm.counts.messages, dict(watch.seconds), list(events.rows), events.lost)
-    with unrecorded(comm, watch, events):
+    with pause_recording(comm, watch, events):
         for _ in range(3):
             comm.Isend(b"abcdef", dest=1)
             watch.lap("exchange")

@@ -54,7 +54,7 @@ class Network:
         *,
         on: str = "h1",
         cwd: Path | None = None,
-        time_limit: float = 120,
+        time_limit: float = 280,
         **options: Any,
     ) -> subprocess.CompletedProcess[str]:
         """Run a command on a host to its end; options are those of `subprocess.run`."""

@@ -85,7 +85,7 @@ def cluster(nodes: int = 2, cpus: int = 4, *, time_limit: float = 60) -> Iterato
         daemons += [_start(["slurmd", "-D", "-N", f"n{n + 1}"], environment, folder) for n in range(nodes)]
         _wait(lambda: _idle(environment) == nodes, "slurmctld", folder, daemons, time_limit)
         yield environment
-        subprocess.run(["scancel", "--quiet", "--state=RUNNING"], env=environment, timeout=20, check=False)
+        subprocess.run(["scancel", "--quiet", "--state=RUNNING"], env=environment, timeout=280, check=False)
     finally:
         _stop(daemons)
         shutil.rmtree(folder, ignore_errors=True)

@@ -157,8 +157,8 @@ def make_format(name: str) -> Format:
     array([ 1.0000000e+00,  3.3398438e-01, -9.9945068e-04,  6.5504000e+04,
                       nan], dtype=float32)
     """
-    plain = _in_numpy(*NUMPY[name])
-    return plain if "torch" not in sys.modules else _in_torch(sys.modules["torch"], name, plain)
+    plain = _make_numpy_format(*NUMPY[name])
+    return plain if "torch" not in sys.modules else _make_torch_format(sys.modules["torch"], name, plain)
 
 
 def _to_brain(wide: Array, short: Array) -> None:
@@ -195,7 +195,7 @@ NUMPY: dict[str, tuple[Convert, Convert]] = {
 }
 
 
-def _in_numpy(to_short: Convert, from_short: Convert) -> Format:
+def _make_numpy_format(to_short: Convert, from_short: Convert) -> Format:
     first, second = np.empty(AT_ONCE, np.float32), np.empty(AT_ONCE, np.float32)
 
     def parts(array: Array) -> Iterator[tuple[slice, Array, Array]]:
@@ -223,7 +223,7 @@ def _in_numpy(to_short: Convert, from_short: Convert) -> Format:
     return Format(narrow, widen, add)
 
 
-def _in_torch(torch: Any, name: str, plain: Format) -> Format:
+def _make_torch_format(torch: Any, name: str, plain: Format) -> Format:
     kind = getattr(torch, name)
 
     def see(short: Array) -> Any:

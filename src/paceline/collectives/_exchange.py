@@ -41,11 +41,11 @@ from paceline.collectives._compression import (
 )
 from paceline.collectives._cost import Nodes, cut, length
 from paceline.collectives._nodes import describe_room, has_room, nodes, peers, require_room
-from paceline.collectives.hierarchical import NETWORK, between
+from paceline.collectives.hierarchical import NETWORK, allreduce_between_nodes
 from paceline.comm import Channel, channel
 from paceline.comm.channel import Lane, Tasks
 from paceline.comm.operations import TreeSum
-from paceline.comm.shared import CACHE_LINE, CommonFile, SharedMemory, make_common_file, padded
+from paceline.comm.shared import CACHE_LINE, CommonFile, SharedMemory, make_common_file, pad_to_lines
 from paceline.errors import AgreedError, UsageError
 from paceline.models import FactoredModel, Model, Ready
 
@@ -149,7 +149,7 @@ def make_exchange(
         whole = whole or program is not None
         return _make_buckets(name, model, comm, whole=whole, in_order=in_order, sending=sending)
     if in_order:
-        return _in_order(name, model, comm, whole)
+        return _make_ordered(name, model, comm, whole)
     if whole:
         return Replicated(model, comm, name)
     own = channel(comm)
@@ -159,7 +159,7 @@ def make_exchange(
     if chosen not in ("shared-memory", "hierarchical"):
         return Replicated(model, own, name)
     alone = chosen == "shared-memory" and layout.count == 1
-    x_bytes = padded(model.x.nbytes)
+    x_bytes = pad_to_lines(model.x.nbytes)
     if program is not None:
         if layout.count > 1:
             return Replicated(model, comm, name)
@@ -169,7 +169,7 @@ def make_exchange(
     if alone and batch and factors_pay(model, batch, comm.Get_size()):
         if _find_room(own, x_bytes + model.factor_bytes(batch), name, "ring"):
             return Factored(model, comm, batch)
-    elif _find_room(own, x_bytes + layout.largest * padded(model.g.nbytes), name, "ring"):
+    elif _find_room(own, x_bytes + layout.largest * pad_to_lines(model.g.nbytes), name, "ring"):
         return Shared(model, comm, across_nodes=chosen == "hierarchical")
     return Replicated(model, comm, "ring")
 
@@ -187,8 +187,12 @@ def _make_buckets(
             refuse_one_node(sending, name)
         if layout.largest > 1 or name == "hierarchical":
             rows = layout.largest + whole
-            if _find_room(own, padded(model.x.nbytes) + rows * padded(model.g.nbytes), name, "ring"):
-                sending, costs = _choose_bucket(model, own, sending, partial(_between_nodes, own, layout))
+            if _find_room(
+                own, pad_to_lines(model.x.nbytes) + rows * pad_to_lines(model.g.nbytes), name, "ring"
+            ):
+                sending, costs = _choose_bucket(
+                    model, own, sending, partial(_prepare_between_nodes, own, layout)
+                )
                 return _note(SharedBuckets(model, comm, sending, whole=whole), costs)
             name = "ring"
     sending, costs = _choose_bucket(model, own, sending, lambda values: prepare_sum(values, own, name))
@@ -224,7 +228,7 @@ def _find_room(own: Channel, need: int, name: str, instead: str) -> bool:
     return True
 
 
-def _in_order(name: str, model: Model, comm: Any, whole: bool) -> Exchange:
+def _make_ordered(name: str, model: Model, comm: Any, whole: bool) -> Exchange:
     """Make an exchange that adds in the order of recursive doubling: inside the nodes, then between them."""
     layout = nodes(channel(comm))
     alike, asked = layout.count == 1 or _is_regular(layout), name
@@ -237,7 +241,7 @@ def _in_order(name: str, model: Model, comm: Any, whole: bool) -> Exchange:
         )
     if name == "recursive-doubling" or (whole and layout.count > 1):
         return Replicated(model, comm, "recursive-doubling")
-    need = padded(model.x.nbytes) + layout.largest * padded(model.g.nbytes)
+    need = pad_to_lines(model.x.nbytes) + layout.largest * pad_to_lines(model.g.nbytes)
     if not _find_room(channel(comm), need, asked, "recursive-doubling"):
         return Replicated(model, comm, "recursive-doubling")
     if whole:
@@ -310,7 +314,7 @@ class InWindow(_Closing):
 
         `file`: where x is instead of in the window.
         """
-        x_bytes = padded(model.x.nbytes) if file is None else 0
+        x_bytes = pad_to_lines(model.x.nbytes) if file is None else 0
         self._shared = SharedMemory(node.bare, x_bytes + more, node.events)
         self._model, self._closed = model, False
         memory = self._shared.memory if file is None else file.memory
@@ -366,7 +370,7 @@ class Shared(InWindow):
         self.part = slice(0, n) if whole else mine
         self._peers = peers(own) if layout.count > 1 else None
 
-        row_bytes = padded(model.g.nbytes)
+        row_bytes = pad_to_lines(model.g.nbytes)
         super().__init__(model, node, (p + whole) * row_bytes)
         rows = self._rest.reshape(p + whole, row_bytes)[:, : model.g.nbytes].view(model.g.dtype)
         if not node.time_only:
@@ -381,10 +385,12 @@ class Shared(InWindow):
     def reduce(self) -> Array:
         self._shared.fence()
         if length(self._mine):
-            self._add.over(self._columns, self._sum)  # s_r = g_0 + g_1 + … + g_p-1, columns of part r
+            self._add.combine_rows(self._columns, self._sum)  # s_r = g_0 + g_1 + … + g_p-1, columns of part r
             if self._peers is not None:
                 if self._between is None:
-                    between(self._sum, self._peers, self._add)  # s_r <- sum of s_r over the nodes
+                    allreduce_between_nodes(
+                        self._sum, self._peers, self._add
+                    )  # s_r <- sum of s_r over the nodes
                 else:
                     self._between(self._sum, self._sum, self._peers, self._add)
         return self._sum
@@ -414,8 +420,8 @@ class Divided(InWindow):
     @staticmethod
     def size(model: Model, ranks: int, needs: ProgramNeeds) -> int:
         """Return the bytes of the memory that the ranks share."""
-        vectors = padded(model.x.nbytes) + (ranks + 1) * padded(model.g.nbytes)
-        return vectors + ranks * padded(needs.notes) + padded(needs.room)
+        vectors = pad_to_lines(model.x.nbytes) + (ranks + 1) * pad_to_lines(model.g.nbytes)
+        return vectors + ranks * pad_to_lines(needs.notes) + pad_to_lines(needs.room)
 
     def __init__(self, model: Model, comm: Any, needs: ProgramNeeds) -> None:
         node = channel(comm).node
@@ -424,8 +430,8 @@ class Divided(InWindow):
         self.part = mine = self._parts[r]
         self._others = [part for part in (slice(0, mine.start), slice(mine.stop, n)) if length(part)]
         self._file = file = make_common_file(node.bare, model.x.nbytes)  # None on all ranks, or on none
-        super().__init__(model, node, self.size(model, p, needs) - padded(model.x.nbytes), file)
-        row, note = padded(model.g.nbytes), padded(needs.notes)
+        super().__init__(model, node, self.size(model, p, needs) - pad_to_lines(model.x.nbytes), file)
+        row, note = pad_to_lines(model.g.nbytes), pad_to_lines(needs.notes)
         vectors, rest = np.split(self._rest, [(p + 1) * row])
         notes, memory = np.split(rest, [p * note])
         rows = vectors.reshape(p + 1, row)[:, : model.g.nbytes].view(model.g.dtype)
@@ -480,7 +486,7 @@ class Divided(InWindow):
     def reduce(self) -> Array:
         self._shared.fence()
         if length(self.part):
-            self._add.over(self._columns, self._sum)  # s_r = g_0 + g_1 + … + g_p-1, columns of part r
+            self._add.combine_rows(self._columns, self._sum)  # s_r = g_0 + g_1 + … + g_p-1, columns of part r
         return self._sum
 
     def complete(self) -> Array:
@@ -488,7 +494,7 @@ class Divided(InWindow):
         if self.is_common and self._rows.nbytes <= SUMMED_BY_ALL:
             for part in self._parts:
                 if length(part):  # part by part, as their owners do, so that the bits are the same
-                    self._add.over(self._rows[:, part], self._all[part])
+                    self._add.combine_rows(self._rows[:, part], self._all[part])
             return self._all
         self._shared.fence()
         self._node.copy(self._all, self._sums)
@@ -630,13 +636,13 @@ def _choose_bucket(
     return replace(sending, bucket=bucket), costs
 
 
-def _between_nodes(own: Channel, layout: Nodes, values: Array) -> Work:
+def _prepare_between_nodes(own: Channel, layout: Nodes, values: Array) -> Work:
     """Return the function that sums this rank's part of an array over the nodes."""
     parts, place = cut(values.size, layout.smallest), layout.place(own.rank)
     if place >= len(parts) or not length(parts[place]):
         return lambda: None
     mine, others = values[parts[place]], peers(own)
-    return partial(between, mine, others, others.operation(np.add, mine.dtype, mine.nbytes))
+    return partial(allreduce_between_nodes, mine, others, others.operation(np.add, mine.dtype, mine.nbytes))
 
 
 def cut_buckets(layers: Sequence[slice], length: int, itemsize: int, nbytes: int = 0) -> list[slice]:
@@ -852,12 +858,12 @@ class SharedBuckets(Shared):
             self._buckets.works.append(partial(self._work, here, work))
 
     def _total(self, lane: Lane, values: Array, op: Any) -> Work:
-        return partial(between, values, lane, lane.operation(op, values.dtype, values.nbytes))
+        return partial(allreduce_between_nodes, values, lane, lane.operation(op, values.dtype, values.nbytes))
 
     def _work(self, here: slice, work: Work | None) -> None:
         self._meeting.meet(self._shared)  # the node's ranks have completed the bucket
         if work is not None:
-            self._add.over(
+            self._add.combine_rows(
                 self._columns[:, here], self._sum[here]
             )  # s_r = g_0 + … + g_p-1, columns of part r
             work()  # s_r <- sum of s_r over the nodes

@@ -16,7 +16,7 @@ from paceline.text import amount
 
 def nodes(comm: Channel) -> Nodes:
     """Return the layout of a channel's ranks. Collective the first time."""
-    layout: Nodes = comm.fact("nodes", _look)
+    layout: Nodes = comm.fact("nodes", _find_nodes)
     return layout
 
 
@@ -79,13 +79,13 @@ class _Same:
 
 
 @lru_cache(maxsize=16)
-def _known(same: _Same) -> Nodes:
+def _make_nodes(same: _Same) -> Nodes:
     return Nodes(same.of)
 
 
-def _look(comm: Channel) -> Nodes:
+def _find_nodes(comm: Channel) -> Nodes:
     if comm.node_of is not None:
-        return _known(_Same(comm.node_of))  # one object for all ranks of this process
+        return _make_nodes(_Same(comm.node_of))  # one object for all ranks of this process
     if comm.node.size == comm.size:
         return one_node(comm.size)
     first = np.array([comm.rank])

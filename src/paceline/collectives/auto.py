@@ -36,7 +36,7 @@ def choose(nbytes: int, ranks: int, layout: Nodes) -> ModuleType:
     """Return the module of the collective to use for an array of `nbytes` among `ranks`."""
     if layout.count == 1:
         return next(module for most, longest, module in ONE_NODE if ranks <= most and nbytes <= longest)
-    return hierarchical if layout.largest > 1 else hierarchical.between_nodes(nbytes, ranks)
+    return hierarchical if layout.largest > 1 else hierarchical.choose_between_nodes(nbytes, ranks)
 
 
 def name_of(module: ModuleType) -> str:

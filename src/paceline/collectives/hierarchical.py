@@ -55,23 +55,23 @@ def reduce_piece(
     )
     if r < owners:
         mine = cut(send.size, owners, align=CACHE_LINE // send.itemsize)[r]
-        op.over(rows[:p, mine], rows[p, mine])  # s_r = sum of x over the node, columns of part r
-        between(rows[p, mine], across, op)  # s_r <- sum of s_r over the nodes
+        op.combine_rows(rows[:p, mine], rows[p, mine])  # s_r = sum of x over the node, columns of part r
+        allreduce_between_nodes(rows[p, mine], across, op)  # s_r <- sum of s_r over the nodes
     shared.fence()
     comm.copy(recv, rows[p])
 
 
 @lru_cache(maxsize=256)
-def between_nodes(nbytes: int, ranks: int) -> ModuleType:
-    """The cheapest collective for an array of `nbytes` among ranks of different nodes, by the formulas."""
+def choose_between_nodes(nbytes: int, ranks: int) -> ModuleType:
+    """Return the cheapest collective for an array of `nbytes` among ranks of different nodes, by the formulas."""
     case = Case(n=nbytes, p=ranks, itemsize=1)
     choices = (recursive_doubling, rabenseifner, ring)
     return min(choices, key=lambda module: NETWORK.seconds(module.cost(case), itemsize=1))
 
 
-def between(x: Array, comm: Channel, op: Operation) -> None:
+def allreduce_between_nodes(x: Array, comm: Channel, op: Operation) -> None:
     """Allreduce in place among ranks of different nodes, with the same bits on all."""
-    between_nodes(x.nbytes, comm.size).allreduce(x, x, comm, op)
+    choose_between_nodes(x.nbytes, comm.size).allreduce(x, x, comm, op)
 
 
 def cost(case: Case) -> Cost:
@@ -87,5 +87,5 @@ def cost(case: Case) -> Cost:
         total += Cost(rounds=2 * barrier, touched=2 * length(piece) + layout.largest * parts[0])
         if place < owners and parts[place]:
             part = Case(n=parts[place], p=len(among), r=among.index(case.r), itemsize=case.itemsize)
-            total += between_nodes(part.n * part.itemsize, part.p).cost(part)
+            total += choose_between_nodes(part.n * part.itemsize, part.p).cost(part)
     return total

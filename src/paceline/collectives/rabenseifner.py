@@ -15,13 +15,69 @@ Rabenseifner: Optimization of collective reduction operations (2004).
 
 from __future__ import annotations
 
-from paceline.collectives._buffers import Array, collective
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from paceline.collectives._buffers import Array, Round, Whole, collective
 from paceline.collectives._cost import Case, Cost, cut, length
 from paceline.collectives.recursive_doubling import PowerOfTwo
 from paceline.comm import Channel, Operation
 
 
-@collective
+def rounds(p: int, n: int, in_place: bool) -> Iterator[Round]:
+    """Yield the messages of all ranks, round by round."""
+    ranks = PowerOfTwo(0, p)
+    extra, width = ranks.extra, ranks.size
+    even, odd = np.arange(0, 2 * extra, 2), np.arange(1, 2 * extra, 2)
+    members = np.concatenate([odd, np.arange(2 * extra, p)])  # by their numbers
+    ends = np.array([0, *(block.stop for block in cut(n, width))])
+    v, low = np.arange(width), np.zeros(width, int)
+    if extra:
+        yield Round(even, odd, n, [("combine", slice(None))])
+    while width > 1:
+        width //= 2
+        low = low + (v & width)
+        come = ends[low + width] - ends[low]
+        partners = members[v ^ width]
+        yield Round(partners, members, come, [("combine", slice(None))], works_first=True, sends_first=True)
+    while width < ranks.size:
+        theirs = low ^ width
+        yield Round(members[v ^ width], members, ends[theirs + width] - ends[theirs], sends_first=True)
+        low, width = low & ~width, 2 * width
+    if extra:
+        yield Round(odd, even, n)
+
+
+def total(arrays: Sequence[Array], out: Array, op: Operation) -> None:
+    """Combine the arrays of all ranks as the exchanges do: those of half of the members with those of the other half."""
+    extra = PowerOfTwo(0, len(arrays)).extra
+    folded = [np.empty_like(out) for _ in range(extra)]
+    for k, into in enumerate(folded):
+        op.compute(arrays[2 * k], arrays[2 * k + 1], into)
+    members = [*folded, *arrays[2 * extra :]]
+    ends = [0, *(block.stop for block in cut(out.size, len(members)))]
+
+    def combine(rows: Sequence[Array] | Array, low: int, width: int) -> None:
+        """Combine rows, of which each is the part of a member: blocks low … low + width - 1."""
+        half = len(rows) // 2
+        if half == 0:
+            out[ends[low] : ends[low + 1]] = rows[0]
+        elif width > half:  # the members of each half keep half of the blocks
+            middle = ends[low + half] - ends[low]
+            combine([row[:middle] for row in rows], low, half)
+            combine([row[middle:] for row in rows], low + half, half)
+        else:
+            keep, give = (rows[half:], rows[:half]) if low & half else (rows[:half], rows[half:])
+            sums = np.empty((half, rows[0].size), out.dtype)
+            for mine, theirs, s in zip(keep, give, sums, strict=True):
+                op.compute(theirs, mine, s)
+            combine(sums, low, width)
+
+    combine(members, 0, len(members))
+
+
+@collective(whole=Whole(rounds, total))
 def allreduce(send: Array, recv: Array, comm: Channel, op: Operation) -> None:
     """Combine `send` of all ranks into `recv` on each, by recursive halving and doubling."""
     inbox = comm.scratch(send.size, send.dtype)

@@ -64,7 +64,7 @@ class PowerOfTwo:
 
 
 def rounds(p: int, n: int, in_place: bool) -> Iterator[Round]:
-    """Return the messages of all ranks."""
+    """Yield the messages of all ranks, round by round."""
     ranks = PowerOfTwo(0, p)
     extra = ranks.extra
     even, odd = np.arange(0, 2 * extra, 2), np.arange(1, 2 * extra, 2)
@@ -117,7 +117,7 @@ def allreduce(send: Array, recv: Array, comm: Channel, op: Operation) -> None:
         receiving.Wait()
         sending.Wait()
         lower, upper = (inbox, x) if partner < comm.rank else (x, inbox)
-        combine = op.onto_sent if x is recv else op
+        combine = op.combine_onto_sent if x is recv else op
         combine(lower, upper, recv)  # s <- s + s', in the same order on both sides: the same bits
         x, distance = recv, 2 * distance
     me.unfold(recv, comm)

@@ -22,7 +22,7 @@ from paceline.comm import Channel, Operation
 
 
 def rounds(p: int, n: int, in_place: bool) -> Iterator[Round]:
-    """Return the messages of all ranks."""
+    """Yield the messages of all ranks, round by round."""
     ranks = np.arange(p)
     left = (ranks - 1) % p
     lengths = np.array([length(block) for block in cut(n, p)])

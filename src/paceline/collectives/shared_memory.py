@@ -76,7 +76,7 @@ def reduce_piece(send: Array, recv: Array, comm: Channel, op: Operation, descrip
 
     comm.copy(rows[r], send)
     meet(shared, comm, descriptions, description)
-    op.over(rows[:p, mine], rows[p, mine])  # s_r = x_0 + x_1 + … + x_p-1, columns of part r
+    op.combine_rows(rows[:p, mine], rows[p, mine])  # s_r = x_0 + x_1 + … + x_p-1, columns of part r
     shared.fence()
     comm.copy(recv, rows[p])
 

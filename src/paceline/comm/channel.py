@@ -68,7 +68,7 @@ class Channel:
     def __init__(self, comm: Any, kept: _Kept, bare: Any = None) -> None:
         self.comm = comm
         self._kept = kept
-        self.bare: Any = _bare(comm) if bare is None else bare
+        self.bare: Any = _find_bare(comm) if bare is None else bare
         """The duplicate itself, whose messages are not counted."""
         self.rank: int = self.bare.Get_rank()
         self.size: int = self.bare.Get_size()
@@ -161,7 +161,7 @@ class Channel:
         if name not in self._kept.children:
             made = make(self.bare)
             self._kept.children[name] = Channel(made, _Kept(made, name))
-        return self._kept.children[name].seen_by(self.comm)
+        return self._kept.children[name].count_with(self.comm)
 
     @property
     def MPI(self) -> Any:
@@ -187,7 +187,7 @@ class Channel:
             self._kept.facts[name] = find(self if self.comm is self.bare else Channel(self.bare, self._kept))
         return self._kept.facts[name]
 
-    def seen_by(self, comm: Any) -> Channel:
+    def count_with(self, comm: Any) -> Channel:
         """Return this channel with its messages counted together with those of `comm`."""
         if not isinstance(comm, Recorded):
             return self
@@ -231,7 +231,7 @@ def channel(comm: Any) -> Channel:
     """Return the channel of a communicator, or the channel itself. Collective the first time."""
     if isinstance(comm, Channel):
         return comm
-    bare = _bare(comm)
+    bare = _find_bare(comm)
     if not hasattr(bare, "Isend"):
         raise TypeError(f"comm must be a communicator; got {type(comm).__name__}")
     if not bare:
@@ -242,7 +242,7 @@ def channel(comm: Any) -> Channel:
         if bare.Is_inter():
             raise ValueError("comm must be an intracommunicator; got an intercommunicator")
         found = _attach(bare, key, None)
-    return found.seen_by(comm) if comm is not bare else found
+    return found.count_with(comm) if comm is not bare else found
 
 
 def revoke(comm: Any) -> None:
@@ -251,7 +251,7 @@ def revoke(comm: Any) -> None:
     When a rank has died, only the ranks that wait for it get an error; this ends the waiting of all others, in any
     collective. Then `comm.Shrink()` gives a communicator of the survivors.
     """
-    bare = _bare(comm)
+    bare = _find_bare(comm)
     found: Channel | None = bare.Get_attr(_key(bare))
     if found is not None:
         found.revoke()
@@ -263,7 +263,7 @@ def is_revoked(comm: Any) -> bool:
 
     Each is revoked by a message of its own: a rank may know of one and not yet of the other.
     """
-    bare = _bare(comm)
+    bare = _find_bare(comm)
     if bare.Is_revoked():
         return True
     found: Channel | None = bare.Get_attr(_key(bare))
@@ -276,7 +276,7 @@ def pretend_nodes(comm: Any, node: int) -> Any:
     For tests and teaching. Collective; the caller frees it.
     """
     dup = comm.Dup()
-    bare = _bare(dup)
+    bare = _find_bare(dup)
     _attach(bare, _key(bare), node)
     return dup
 
@@ -305,7 +305,7 @@ def _keyval(kind: Any) -> int:
     return key
 
 
-def _bare(comm: Any) -> Any:
+def _find_bare(comm: Any) -> Any:
     return comm.bare if isinstance(comm, Recorded) else comm
 
 
@@ -327,25 +327,25 @@ class Tasks:
         if request is not None:
             self._waiting.append((task, request))
 
-    def advance(self) -> bool:
-        """Go on with the tasks whose messages have come; return False if there were none."""
-        waiting, moved = self._waiting, False
+    def advance(self) -> None:
+        """Go on with the tasks whose messages have come."""
+        waiting = self._waiting
         for place, (task, request) in enumerate(waiting):
             while request is not None and request.Test():
-                request, moved = _run(task), True
+                request = _run(task)
             waiting[place] = (task, request)
         self._waiting = [entry for entry in waiting if entry[1] is not None]
-        return moved
 
     def finish(self) -> None:
         """Wait until all tasks have ended."""
-        while self._waiting:
-            if not self.advance():
-                requests = [request for _, request in self._waiting]
-                first = self._channel.MPI.Request.Waitany(requests)
-                task, _ = self._waiting[first]
-                self._waiting[first] = (task, _run(task))
-                self._waiting = [entry for entry in self._waiting if entry[1] is not None]
+        waiting = self._waiting
+        while waiting:
+            first = self._channel.MPI.Request.Waitany([request for _, request in waiting])
+            task, _ = waiting[first]
+            if (request := _run(task)) is None:
+                del waiting[first]
+            else:
+                waiting[first] = (task, request)
 
 
 def _run(task: Any) -> Any:

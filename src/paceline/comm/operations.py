@@ -60,18 +60,18 @@ class Operation:
         self._call(a, b, out)
 
     def compute(self, a: Array, b: Array, out: Array) -> None:
-        """Do the same off the simulator's clock."""
+        """Do the same as a call, off the simulator's clock."""
         self._call(a, b, out)
 
-    def onto_sent(self, a: Array, b: Array, out: Array) -> None:
-        """Do the same if another rank of this node has just read `out`.
+    def combine_onto_sent(self, a: Array, b: Array, out: Array) -> None:
+        """Do the same as a call, if another rank of this node has just read `out`.
 
         The other core's copy of every cache line must be invalidated first, which takes most of the time: 437 kB on 16
         cores take 250 us, and 40 us if no other rank has read them.
         """
         self._call(a, b, out)
 
-    def over(self, rows: Array, out: Array) -> None:
+    def combine_rows(self, rows: Array, out: Array) -> None:
         """Combine the rows of a 2-D array in order: out = rows[0] op rows[1] op ...
 
         Floats are summed as a matrix product with ones: BLAS reads several rows at a time, NumPy one after the other,
@@ -91,7 +91,7 @@ class Operation:
                 for row in some[2:]:
                     self._call(into, row, into)
 
-    def seen_as(self, dtype: np.dtype[Any]) -> Operation:
+    def view_as(self, dtype: np.dtype[Any]) -> Operation:
         """Return the same operation for arrays whose bytes are elements of `dtype` but have another declared dtype."""
         call = self._call
         return Operation(lambda a, b, out: call(a.view(dtype), b.view(dtype), out.view(dtype)), None)
@@ -103,7 +103,7 @@ class TreeSum(Operation):
     With 2^k rows it is the order of recursive doubling, so any 2^j of adjacent rows may have been summed before.
 
     >>> rows, out = np.array([[1e8], [1.0], [-1e8], [1.0]], np.float32), np.empty(1, np.float32)
-    >>> TreeSum().over(rows, out)
+    >>> TreeSum().combine_rows(rows, out)
     >>> out
     array([0.], dtype=float32)
     """
@@ -111,7 +111,7 @@ class TreeSum(Operation):
     def __init__(self) -> None:
         super().__init__(lambda a, b, out: np.add(a, b, out=out), np.add)
 
-    def over(self, rows: Array, out: Array) -> None:
+    def combine_rows(self, rows: Array, out: Array) -> None:
         for start in range(0, out.size, AT_ONCE):
             out[start : start + AT_ONCE] = _tree(rows[:, start : start + AT_ONCE])
 
@@ -127,27 +127,27 @@ class Charged(Operation):
     """An operation that charges its cost with `work(kind, amount)` to the simulator's clock. `time_only`: only that."""
 
     def __init__(self, inner: Operation, work: Callable[[str, float], object], *, time_only: bool) -> None:
-        super().__init__(_nothing if time_only else inner._call, inner.ufunc)
+        super().__init__(_do_nothing if time_only else inner._call, inner.ufunc)
         self._inner, self._work, self.time_only = inner, work, time_only
 
     def __call__(self, a: Array, b: Array, out: Array) -> None:
         self._call(a, b, out)
         self._work("combine", out.nbytes)
 
-    def onto_sent(self, a: Array, b: Array, out: Array) -> None:
+    def combine_onto_sent(self, a: Array, b: Array, out: Array) -> None:
         self._call(a, b, out)
         self._work("recombine", out.nbytes)
 
-    def over(self, rows: Array, out: Array) -> None:
+    def combine_rows(self, rows: Array, out: Array) -> None:
         if not self.time_only:
-            self._inner.over(rows, out)
+            self._inner.combine_rows(rows, out)
         self._work("sum", rows.nbytes)
 
-    def seen_as(self, dtype: np.dtype[Any]) -> Operation:
-        return Charged(self._inner.seen_as(dtype), self._work, time_only=self.time_only)
+    def view_as(self, dtype: np.dtype[Any]) -> Operation:
+        return Charged(self._inner.view_as(dtype), self._work, time_only=self.time_only)
 
 
-def _nothing(a: Array, b: Array, out: Array) -> None:
+def _do_nothing(a: Array, b: Array, out: Array) -> None:
     """Compute nothing: the numbers were never sent."""
 
 

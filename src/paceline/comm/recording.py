@@ -180,11 +180,11 @@ class Recorded:
         call = getattr(self.bare, name)
         plain = plain_name(name)  # Iallreduce counts as Allreduce
         if name in SENDS:
-            wrapped = self._counting_messages(call)
+            wrapped = self._count_messages(call)
         elif plain in COLLECTIVE_CALLS:
-            wrapped = self._counting_calls(call, plain)
+            wrapped = self._count_calls(call, plain)
         elif name in CONSTRUCTORS:
-            wrapped = self._constructing(call)
+            wrapped = self._wrap_constructor(call)
         elif callable(call) and not isinstance(call, type):
             wrapped = call
         else:
@@ -213,8 +213,10 @@ class Recorded:
     def __repr__(self) -> str:
         return f"Recorded({self.bare!r}, {self.counts!r})"
 
-    def _counting_messages(self, call: Any) -> Any:
-        def counted(*arguments: Any, **named: Any) -> Any:
+    def _count_messages(self, call: Any) -> Any:
+        """Return a call that counts the messages it sends."""
+
+        def count(*arguments: Any, **named: Any) -> Any:
             dest = named["dest"] if "dest" in named else argument(arguments, named, 1, "dest", default=-1)
             if dest >= 0:  # MPI.PROC_NULL is negative: nothing is sent
                 buffer = arguments[0] if arguments else argument(arguments, named, 0, "buf", "sendbuf")
@@ -225,16 +227,20 @@ class Recorded:
                 )
             return call(*arguments, **named)
 
-        return counted
+        return count
 
-    def _counting_calls(self, call: Any, name: str) -> Any:
-        def counted(*arguments: Any, **named: Any) -> Any:
+    def _count_calls(self, call: Any, name: str) -> Any:
+        """Return a collective call that counts what this rank gives to it."""
+
+        def count(*arguments: Any, **named: Any) -> Any:
             self.counts.collective.add(nbytes(sent_buffer(name, arguments, named, self.Get_rank())))
             return call(*arguments, **named)
 
-        return counted
+        return count
 
-    def _constructing(self, call: Any) -> Any:
+    def _wrap_constructor(self, call: Any) -> Any:
+        """Return a call that makes a communicator whose messages are recorded too."""
+
         def derive(*arguments: Any, **named: Any) -> Any:
             comm = call(*arguments, **named)
             tracer = None if self.tracer is None else self.tracer.of_new(comm)
@@ -278,9 +284,9 @@ class Timer:
         watch, timed = self._watch, self._timed
         waits = name in WAITING or plain_name(name) == "Barrier"
         if name not in REQUESTED:
-            return _timing(watch, call, waits=waits)
+            return _time_call(watch, call, waits=waits)
 
-        def timing(*given: Any, **named: Any) -> Any:
+        def call_timed(*given: Any, **named: Any) -> Any:
             doing = watch.kind
             if doing == "exchange":  # a collective's own messages: it waits for them itself
                 return call(*given, **named)
@@ -298,13 +304,13 @@ class Timer:
                 make = timed[kind] = _maker(kind, watch)
             return make(request)
 
-        return timing
+        return call_timed
 
 
-def _timing(watch: Stopwatch, call: Callable[..., Any], *, waits: bool) -> Callable[..., Any]:
+def _time_call(watch: Stopwatch, call: Callable[..., Any], *, waits: bool) -> Callable[..., Any]:
     """Return a call during which a rank waits for others, or else exchanges."""
 
-    def timing(*given: Any, **named: Any) -> Any:
+    def call_timed(*given: Any, **named: Any) -> Any:
         doing = watch.kind
         if doing in CLOSED:
             return call(*given, **named)
@@ -314,7 +320,7 @@ def _timing(watch: Stopwatch, call: Callable[..., Any], *, waits: bool) -> Calla
         finally:
             watch.switch(doing)
 
-    return timing
+    return call_timed
 
 
 def _maker(kind: Any, watch: Stopwatch) -> Callable[[Any], Any]:
@@ -338,9 +344,11 @@ def _waits(kind: Any, watch: Stopwatch) -> dict[str, Any]:
     """Return the calls with which requests of a class are waited for, timed."""
     found: dict[str, Any] = {}
     for name, waits in (("Wait", True), ("Test", False)):
-        found[name] = _timing(watch, getattr(kind, name), waits=waits)
+        found[name] = _time_call(watch, getattr(kind, name), waits=waits)
         for several in ("all", "any", "some"):
-            found[name + several] = staticmethod(_timing(watch, getattr(kind, name + several), waits=waits))
+            found[name + several] = staticmethod(
+                _time_call(watch, getattr(kind, name + several), waits=waits)
+            )
     return found
 
 
@@ -354,7 +362,7 @@ class Waiting:
         call = getattr(self._comm, name)
         if name not in EXCHANGES and name not in WAITING:
             return call
-        made = self.__dict__[name] = _timing(self._watch, call, waits=True)
+        made = self.__dict__[name] = _time_call(self._watch, call, waits=True)
         return made
 
 
@@ -373,41 +381,42 @@ class Around:
         return bool(self.bare)
 
     def Wait(self, status: Any = None) -> Any:
-        return _timing(self._watch, self.bare.Wait, waits=True)(status)
+        return _time_call(self._watch, self.bare.Wait, waits=True)(status)
 
     def Test(self, status: Any = None) -> Any:
-        return _timing(self._watch, self.bare.Test, waits=False)(status)
+        return _time_call(self._watch, self.bare.Test, waits=False)(status)
 
     @classmethod
     def Waitall(cls, requests: Sequence[Any], statuses: Any = None) -> Any:
-        return _several("Waitall", requests, statuses)
+        return _complete_together("Waitall", requests, statuses)
 
     @classmethod
     def Waitany(cls, requests: Sequence[Any], status: Any = None) -> Any:
-        return _several("Waitany", requests, status)
+        return _complete_together("Waitany", requests, status)
 
     @classmethod
     def Waitsome(cls, requests: Sequence[Any], statuses: Any = None) -> Any:
-        return _several("Waitsome", requests, statuses)
+        return _complete_together("Waitsome", requests, statuses)
 
     @classmethod
     def Testall(cls, requests: Sequence[Any], statuses: Any = None) -> Any:
-        return _several("Testall", requests, statuses)
+        return _complete_together("Testall", requests, statuses)
 
     @classmethod
     def Testany(cls, requests: Sequence[Any], status: Any = None) -> Any:
-        return _several("Testany", requests, status)
+        return _complete_together("Testany", requests, status)
 
     @classmethod
     def Testsome(cls, requests: Sequence[Any], statuses: Any = None) -> Any:
-        return _several("Testsome", requests, statuses)
+        return _complete_together("Testsome", requests, statuses)
 
 
-def _several(name: str, requests: Sequence[Any], statuses: Any) -> Any:
+def _complete_together(name: str, requests: Sequence[Any], statuses: Any) -> Any:
+    """Make one timed call for several requests."""
     watch = next(request._watch for request in requests if isinstance(request, Around))
     try:  # a master waits for a thousand requests at a time
         bare = [request.bare for request in requests]
     except AttributeError:  # some are null
         bare = [request.bare if isinstance(request, Around) else request for request in requests]
     call = getattr(type(bare[0]), name)
-    return _timing(watch, call, waits=name.startswith("Wait"))(bare, statuses)
+    return _time_call(watch, call, waits=name.startswith("Wait"))(bare, statuses)

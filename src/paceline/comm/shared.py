@@ -60,7 +60,7 @@ class SharedMemory:
         # The same on every rank: all map the segment at a page boundary.
         start = -every.ctypes.data % CACHE_LINE
         self.memory: NDArray[np.uint8] = every[start : start + nbytes]
-        self.fence: Callable[[], None] = self._fence if events is None else events.fenced(self._fence)
+        self.fence: Callable[[], None] = self._fence if events is None else events.record_calls(self._fence)
         """Wait for all ranks; what each wrote before its call is visible to all after it."""
 
     def _fence(self) -> None:
@@ -170,7 +170,7 @@ def make_common_file(comm: Any, nbytes: int) -> CommonFile | None:
                 made = CommonFile(descriptor, nbytes)
     except OSError:
         made = None
-    if _all(comm, made is not None):
+    if _is_true_on_all(comm, made is not None):
         assert made is not None
         try:
             found = made.check(comm.Barrier, first=comm.Get_rank() == 0)
@@ -178,24 +178,24 @@ def make_common_file(comm: Any, nbytes: int) -> CommonFile | None:
             found = False
     if descriptor >= 0:
         os.close(descriptor)
-    if _all(comm, found):
+    if _is_true_on_all(comm, found):
         return made
     if made is not None:
         made.free()
     return None
 
 
-def _all(comm: Any, value: bool) -> bool:
+def _is_true_on_all(comm: Any, value: bool) -> bool:
     """Return True if `value` is True on all ranks. Collective."""
     total = np.zeros(1, np.int64)
     comm.Allreduce(np.array([int(value)], np.int64), total)
     return bool(total[0] == comm.Get_size())
 
 
-def padded(nbytes: int) -> int:
+def pad_to_lines(nbytes: int) -> int:
     """Round `nbytes` up to whole cache lines.
 
-    >>> padded(1), padded(64), padded(65)
+    >>> pad_to_lines(1), pad_to_lines(64), pad_to_lines(65)
     (64, 64, 128)
     """
     return -(-nbytes // CACHE_LINE) * CACHE_LINE

@@ -108,7 +108,7 @@ class Processes:
 
     def _exchange(self, mine: bytes) -> list[bytes]:
         """Return the values of all processes on every process."""
-        with self._losing():
+        with self._report_loss():
             if self._rank == 0:
                 parts = [mine, *(end.recv_bytes() for end in self._ends)]
                 for end in self._ends:
@@ -119,7 +119,7 @@ class Processes:
             return [self._ends[0].recv_bytes() for _ in range(self._size)]
 
     @contextmanager
-    def _losing(self) -> Iterator[None]:
+    def _report_loss(self) -> Iterator[None]:
         """Handle the end of another process: the launcher or that process reports the reason and ends this one."""
         try:
             yield
@@ -203,10 +203,10 @@ class TorchWindow:
         self._tensor = None
 
 
-def started() -> Processes | None:
+def find_processes() -> Processes | None:
     """Return the communicator of the processes started together with this one by multiprocessing, or None.
 
-    >>> started() is None
+    >>> find_processes() is None
     True
     """
     return vars(multiprocessing.current_process()).get("communicator")

@@ -104,7 +104,7 @@ class Events:
         if end > start:
             self.add(kind, start, end)
 
-    def completed(self, number: int, by: int, source: int = -1, tag: int = -1) -> None:
+    def note_completion(self, number: int, by: int, source: int = -1, tag: int = -1) -> None:
         """Record that event `by` completed what event `number` began and, if given, where its message came from."""
         if number >= 0:
             row = number * WIDTH
@@ -112,14 +112,14 @@ class Events:
             if source >= 0:
                 self.rows[row + PEER], self.rows[row + TAG] = source, tag
 
-    def cancelled(self, number: int, by: int) -> None:
+    def note_cancellation(self, number: int, by: int) -> None:
         """Record that event `number`, a receive, was cancelled, and that event `by` completed it: it has no message."""
-        self.completed(number, by)
+        self.note_completion(number, by)
         if number >= 0:
             row = number * WIDTH
             self.rows[row + KIND], self.rows[row + BYTES] = CODES[CANCELLED], 0
 
-    def about(self, number: int) -> tuple[int, int]:
+    def find_peer(self, number: int) -> tuple[int, int]:
         """Return the peer and the tag of an event, or (-1, -1) if it was not kept."""
         row = number * WIDTH
         return (-1, -1) if number < 0 else (int(self.rows[row + PEER]), int(self.rows[row + TAG]))
@@ -133,7 +133,7 @@ class Events:
         length, self.lost = mark
         del self.rows[length:]
 
-    def fenced(self, fence: Callable[[], None]) -> Callable[[], None]:
+    def record_calls(self, fence: Callable[[], None]) -> Callable[[], None]:
         """Return the same function with its calls recorded."""
 
         def call() -> None:
@@ -189,15 +189,15 @@ class TracedRequest:
     def _needs_status(self) -> bool:
         return self.cancelling or any(wild for _, wild in self.begun)
 
-    def _ended(self, by: int, status: Any) -> None:
+    def _note_end(self, by: int, status: Any) -> None:
         cancelled = self.cancelling and status is not None and status.Is_cancelled()
         for number, wild in self.begun:
             if cancelled:
-                self.tracer.events.cancelled(number, by)
+                self.tracer.events.note_cancellation(number, by)
             elif wild and status is not None:
                 self.tracer.record_source(number, by, status)
             else:
-                self.tracer.events.completed(number, by)
+                self.tracer.events.note_completion(number, by)
         self.begun = []
 
     def _single_call(self, name: str, status: Any) -> bool:
@@ -207,8 +207,8 @@ class TracedRequest:
         start = events.clock()
         done: bool = self._own_method(name)(status)
         if done:
-            peer, tag = events.about(self.begun[0][0] if self.begun else -1)
-            self._ended(events.add(name, start, events.clock(), peer, tag, 0, tracer.number), status)
+            peer, tag = events.find_peer(self.begun[0][0] if self.begun else -1)
+            self._note_end(events.add(name, start, events.clock(), peer, tag, 0, tracer.number), status)
         return done
 
     def Cancel(self) -> None:
@@ -240,7 +240,7 @@ class TracedRequest:
                 request = requests[place]
                 if isinstance(request, TracedRequest):
                     status = statuses if single or statuses is None else statuses[order]
-                    request._ended(by, status)
+                    request._note_end(by, status)
         return answer
 
     @classmethod
@@ -350,12 +350,12 @@ class Tracer:
     def wrap(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         """Return the call with recording added, if it is one that is recorded."""
         if name in SENDS:
-            return self._sending(name, call)
+            return self._trace_send(name, call)
         if name in RECEIVES:
-            return self._receiving(name, call)
+            return self._trace_receive(name, call)
         if plain_name(name) in COLLECTIVE_CALLS:
-            return self._together(name, call)
-        return self._probing(call) if name == "Probe" else call
+            return self._trace_collective(name, call)
+        return self._trace_probe(call) if name == "Probe" else call
 
     def world_rank(self, rank: int | None) -> int:
         """Return the number in the job of a rank of this communicator, or -1 for any or none."""
@@ -372,10 +372,10 @@ class Tracer:
         """Return an empty status of this communicator's kind."""
         return mpi_of(self._bare).Status()
 
-    def _sending(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    def _trace_send(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         clock, events, replies = self.events.clock, self.events, name in HALVES
 
-        def traced(*given: Any, **named: Any) -> Any:
+        def call_traced(*given: Any, **named: Any) -> Any:
             start = clock()
             made = call(*given, **named)
             end = clock()
@@ -385,12 +385,12 @@ class Tracer:
                 tag = argument(given, named, 2, "sendtag" if replies else "tag", default=0)
                 size = nbytes(argument(given, named, 0, "buf", "sendbuf"))
                 number = events.add(name, start, end, self.world_rank(dest), tag, size, self.number)
-            second = self._second_half(name, given, named, start, end) if replies else None
+            second = self._record_second_half(name, given, named, start, end) if replies else None
             return made if made is None else trace_request(made, self, number, second=second)
 
-        return traced
+        return call_traced
 
-    def _second_half(
+    def _record_second_half(
         self, name: str, given: Any, named: Any, start: float, end: float
     ) -> tuple[int, bool] | None:
         """Record the message that such a call receives as an event of its own."""
@@ -402,10 +402,10 @@ class Tracer:
         number = self.events.add("Recv", start, end, peer, _tag(tagged), size, self.number)
         return number, peer < 0 or _tag(tagged) < 0
 
-    def _receiving(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    def _trace_receive(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         clock, events, blocking = self.events.clock, self.events, name == "Recv"
 
-        def traced(*given: Any, **named: Any) -> Any:
+        def call_traced(*given: Any, **named: Any) -> Any:
             source, tag = argument(given, named, 1, "source"), _tag(argument(given, named, 2, "tag"))
             peer = self.world_rank(source)
             wild = peer < 0 or tag < 0
@@ -423,17 +423,17 @@ class Tracer:
                 self.record_source(number, -1, status)
             return made
 
-        return traced
+        return call_traced
 
     def record_source(self, number: int, by: int, status: Any) -> None:
         """Record where a message came from that could have come from any of several ranks."""
-        self.events.completed(number, by, self.world_rank(status.Get_source()), status.Get_tag())
+        self.events.note_completion(number, by, self.world_rank(status.Get_source()), status.Get_tag())
 
-    def _together(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    def _trace_collective(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         clock, events, plain = self.events.clock, self.events, plain_name(name)
         rank = self._bare.Get_rank()
 
-        def traced(*given: Any, **named: Any) -> Any:
+        def call_traced(*given: Any, **named: Any) -> Any:
             start = clock()
             made = call(*given, **named)
             end = clock()
@@ -442,10 +442,10 @@ class Tracer:
             number = events.add(name, start, end, self.world_rank(root), -1, size, self.number)
             return made if made is None else trace_request(made, self, number)
 
-        return traced
+        return call_traced
 
-    def _probing(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        def traced(*given: Any, **named: Any) -> Any:
+    def _trace_probe(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def call_traced(*given: Any, **named: Any) -> Any:
             start = self.events.clock()
             found = call(*given, **named)
             source = self.world_rank(argument(given, named, 0, "source"))
@@ -453,7 +453,7 @@ class Tracer:
             self.events.add("Probe", start, self.events.clock(), source, tag, 0, self.number)
             return found
 
-        return traced
+        return call_traced
 
 
 def _tag(tag: int | None) -> int:

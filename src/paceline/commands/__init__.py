@@ -50,6 +50,17 @@ def import_from_here() -> None:
     sys.path.insert(0, str(here))
 
 
+def parse_path(text: str) -> Path:
+    """Return a path given as an argument; an empty one, as of an unset shell variable, would be the working directory.
+
+    >>> parse_path("runs/mine")
+    PosixPath('runs/mine')
+    """
+    if not text:
+        raise argparse.ArgumentTypeError("must be a name; got an empty one")
+    return Path(text)
+
+
 class Given(argparse.Action):
     """An action that stores the value and records that it was given."""
 

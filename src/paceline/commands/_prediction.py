@@ -10,7 +10,7 @@ from pathlib import Path
 
 from paceline import text
 from paceline.figures import Axis, Curve, Lines, save
-from paceline.simulate.bottleneck import LITTLE, POINT, SHORT, ScalingPoint
+from paceline.simulate.bottleneck import POINT, SHORT, ScalingPoint
 from paceline.simulate.scaling import Measured, Prediction, ScalingCurve, Split
 
 WIDE = 110
@@ -33,9 +33,9 @@ HEADINGS = {
 def table(title: str, prediction: Prediction, points: Sequence[Measured]) -> str:
     """Return a table for every strategy, with where it stops scaling and why."""
     serial, accuracy = prediction.serial, prediction.serial_accuracy
-    head = (
-        f"{title}\nserial, simulated: {1e3 * serial.seconds:.3f} ms per step, {serial.samples_per_second:,.0f} samples/s"
-        + ("" if accuracy is None else f", accuracy {text.percent(accuracy)}")
+    rate = _format_rate(serial.samples_per_second)
+    head = f"{title}\nserial, simulated: {1e3 * serial.seconds:.3f} ms per step, {rate} samples/s" + (
+        "" if accuracy is None else f", accuracy {text.percent(accuracy)}"
     )
     real = {(point.strategy, point.ranks): point for point in points}
     blocks = [_block(curve, real) for curve in prediction.curves]
@@ -52,7 +52,7 @@ def _threads(prediction: Prediction) -> list[str]:
             f"{split.ranks:,}",
             f"{split.threads:,}",
             f"{1e3 * split.step_seconds:.3f}",
-            f"{split.samples_per_second:,.0f}",
+            _format_rate(split.samples_per_second),
             text.times(split.speedup),
         )
         for split in prediction.splits
@@ -73,13 +73,21 @@ def _block(curve: ScalingCurve, real: dict[tuple[str, int], Measured]) -> str:
         cells = [[row[name] for name in shown] for row in rows]
         lines.append(text.table(cells, [HEADINGS[name] for name in shown], justify=justify, indent=2))
     missing: dict[str, list[str]] = defaultdict(list)
-    reasons: dict[str, str] = {}
+    reasons: dict[str, list[str]] = {}
     for ranks, why in curve.left_out.items():
-        reason = why.partition(";")[0]
-        kind = re.sub(r"[\d,]+", "#", reason)  # the same reason, with other figures
-        reasons.setdefault(kind, reason)
+        kind = re.sub(r"[\d,]+", "#", why.partition(";")[0])  # the same reason, with other figures
+        reasons.setdefault(kind, []).append(why)
         missing[kind].append(f"{ranks:,}")
-    lines += [f"  not on {', '.join(ranks)}: {reasons[kind]}" for kind, ranks in missing.items()]
+    for kind, numbers in missing.items():
+        first, short = reasons[kind][0], {why.partition(";")[0] for why in reasons[kind]}
+        said = (
+            first if len(numbers) == 1 else short.pop() if len(short) == 1 else f"{first} (on {numbers[0]})"
+        )
+        lines.append(
+            textwrap.fill(
+                f"not on {', '.join(numbers)}: {said}", WIDE, initial_indent="  ", subsequent_indent="  "
+            )
+        )
     lines += [
         textwrap.fill(sentence, WIDE, initial_indent="  ", subsequent_indent="  ")
         for sentence in curve.summary.split(". ")
@@ -88,12 +96,12 @@ def _block(curve: ScalingCurve, real: dict[tuple[str, int], Measured]) -> str:
 
 
 def _cells(point: ScalingPoint, real: Measured | None) -> dict[str, str]:
-    lost = next(((name, share) for name, share in point.lost().items() if share >= LITTLE), None)
+    lost = point.largest_cost()
     star = "*" if real is not None and real.oversubscribed else ""
     return {
         "ranks": f"{point.ranks:,}",
         "step": f"{1e3 * point.step_seconds:.3f}",
-        "rate": f"{point.samples_per_second:,.0f}",
+        "rate": _format_rate(point.samples_per_second),
         "speedup": text.times(point.speedup),
         "efficiency": text.share(point.efficiency),
         "measured": "" if real is None else text.times(real.speedup) + star,
@@ -101,6 +109,15 @@ def _cells(point: ScalingPoint, real: Measured | None) -> dict[str, str]:
         "staleness": "" if point.staleness is None else f"{point.staleness:.1f}",
         "lost": f"{SHORT[lost[0]]}, {text.share(lost[1])}" if lost else "-" if point.without else "",
     }
+
+
+def _format_rate(rate: float) -> str:
+    """Format samples per second, with three figures.
+
+    >>> _format_rate(3.6412), _format_rate(128325.4)
+    ('3.64', '128,325')
+    """
+    return f"{rate:.3g}" if rate < 100 else f"{rate:,.0f}"
 
 
 def _notes(points: Sequence[Measured]) -> list[str]:

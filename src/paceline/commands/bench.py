@@ -141,7 +141,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
     from paceline.report.allreduce import bandwidths, times
 
     jobs, dtype = result["jobs"], result["dtype"]
-    above = [_titled(job, times(job, dtype, "")) for job in jobs]
+    above = [_add_title(job, times(job, dtype, "")) for job in jobs]
     below = [replace(bandwidths(job, dtype, ""), title="") for job in jobs]
     title = f"Allreduce of {dtype}: median time with the 10th to 90th percentile, and bus bandwidth"
     save(
@@ -152,7 +152,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
     )
 
 
-def _titled(job: dict[str, Any], figure: Lines) -> Lines:
+def _add_title(job: dict[str, Any], figure: Lines) -> Lines:
     crowded = " (more ranks than cores)" if job["oversubscribed"] else ""
     title = f"{text.count(job['ranks'], 'rank')} on {text.count(job['cores'], 'core')}{crowded}"
     return replace(figure, title=title)

@@ -80,7 +80,7 @@ def _entry(kind: str, name: str) -> dict[str, Any]:
             {
                 "name": option.name.replace("_", "-"),
                 "type": _type(option.annotation) + (" …" if option.kind is option.VAR_POSITIONAL else ""),
-                "default": None if option.default in (option.empty, None) else _spelled(option.default),
+                "default": None if option.default in (option.empty, None) else _spell(option.default),
                 "about": documented.get(option.name, ""),
             }
             for option in options.values()
@@ -106,7 +106,7 @@ def _field_docs(target: Any) -> dict[str, str]:
     }
 
 
-def _spelled(value: Any) -> str:
+def _spell(value: Any) -> str:
     """Return a value as it is typed on the command line."""
     if isinstance(value, bool):
         return str(value).lower()

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from paceline.commands import parse_path
 from paceline.errors import UsageError
 
 if TYPE_CHECKING:
@@ -23,18 +24,20 @@ examples:
   paceline report runs -o report.md -o report.pdf --figures figures --tables tables --target 0.9
   paceline report runs --target 'perplexity<=12'
 """
-    parser.add_argument("runs", nargs="+", type=_path, help="folders of runs, or folders that contain runs")
     parser.add_argument(
-        "-o", "--out", type=_path, action="append", metavar="FILE",
+        "runs", nargs="+", type=parse_path, help="folders of runs, or folders that contain runs"
+    )
+    parser.add_argument(
+        "-o", "--out", type=parse_path, action="append", metavar="FILE",
         help="the report: .html, .md (with a folder of figures) or .pdf; may be given several times "
         f"(default: {DEFAULT})",
     )  # fmt: skip
     parser.add_argument(
-        "--figures", type=_path, metavar="DIR", help="also write every figure to DIR as PNG and SVG"
+        "--figures", type=parse_path, metavar="DIR", help="also write every figure to DIR as PNG and SVG"
     )
     parser.add_argument(
         "--tables",
-        type=_path,
+        type=parse_path,
         metavar="DIR",
         help="also write every table and every figure's data to DIR as CSV",
     )
@@ -45,15 +48,9 @@ examples:
     )  # fmt: skip
     parser.add_argument("--title", help="the report's title (default: the study's)")
     parser.add_argument(
-        "--bench", type=_path, action="append", default=[], metavar="FILE",
+        "--bench", type=parse_path, action="append", default=[], metavar="FILE",
         help="also show the results of `paceline bench allreduce --json FILE`",
     )  # fmt: skip
-
-
-def _path(text: str) -> Path:
-    if not text:
-        raise argparse.ArgumentTypeError("must be a name; got an empty one")
-    return Path(text)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -141,7 +138,11 @@ def _print_results(document: Document) -> None:
             ):  # the answer says it as well
                 print(line)
         if section.opening is not None:
-            print("\n".join(filter(None, (section.opening.sentence, section.opening.command))))
+            print(
+                "\n".join(
+                    filter(None, (section.opening.sentence, section.opening.sure, section.opening.command))
+                )
+            )
     print()
 
 
@@ -149,7 +150,7 @@ def _print_table(table: Table) -> None:
     from paceline import text
     from paceline.report.document import NO_SUCCESS
 
-    table = table.seen()
+    table = table.drop_unseen()
     justify = "".join("l" if column.kind == "text" else "r" for column in table.columns)
     headings = [column.name for column in table.columns]
     cells = table.cells()

@@ -54,7 +54,7 @@ def main(args: argparse.Namespace) -> int:
     from paceline import launch
     from paceline.errors import UsageError
     from paceline.record import Run, check_idle
-    from paceline.record.checkpoint import latest
+    from paceline.record.checkpoint import find_latest
     from paceline.training.job import Job
     from paceline.training.resuming import is_traced, settings_of
 
@@ -78,7 +78,11 @@ def main(args: argparse.Namespace) -> int:
         config=config, runs=folder.parent, run_name=folder.name, safety=safety, resume=folder,
         trace=is_traced(folder), because=args.because or "",
     )  # fmt: skip
-    if args.expect_ranks is None and (here is None or here.rank == 0) and latest(folder, whole=False) is None:
+    if (
+        args.expect_ranks is None
+        and (here is None or here.rank == 0)
+        and find_latest(folder, whole=False) is None
+    ):
         raise UsageError(f"{args.run} has no complete checkpoint: it cannot be resumed; train it again")
     asked = run.config.get("asked") or {}
     if asked.get("on") == "sim":

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from paceline.commands import add_hosts, add_simulation, read_hosts
-from paceline.config import SESSION, Program
+from paceline.commands import add_hosts, add_simulation, parse_path, read_hosts
+from paceline.config import SESSION, Program, Safety
 from paceline.errors import UsageError
 from paceline.simulate.options import NAMES, PLACES, Options, options_of
 
@@ -24,10 +24,10 @@ examples:
 
 The program says what it trains: see `paceline.session`. Settings given here have precedence over those in the program.
 With --seed N, {seed} in the program's own arguments stands for N: paceline run --seed 3 program.py --seed {seed}
-exit status: that of the program; 2 bad input, 128 + N a rank was ended by signal N
+exit status: that of the program; 2 bad input, 75 a rank stalled (--on-stall abort), 128 + N a rank was ended by signal N
 """
 # The settings of a session that can be given here.
-SETTINGS = ("strategy", "runs", "name", "seed", "threads", "trace", "quiet")
+SETTINGS = ("strategy", "runs", "name", "seed", "threads", "trace", "quiet", "stall_timeout", "on_stall")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,12 +49,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--until", metavar="TARGET",
         help="end after the first epoch whose metric, as given to ranks.validate, reaches this: perplexity<=9",
     )  # fmt: skip
-    parser.add_argument("--runs", metavar="DIR", help="folder in which runs are recorded")
+    parser.add_argument("--runs", type=parse_path, metavar="DIR", help="folder in which runs are recorded")
     parser.add_argument("--name", metavar="NAME", help="name of this run's folder")
     parser.add_argument(
         "--trace", action="store_true", default=None, help="also record every MPI call, for `paceline trace`"
     )
     parser.add_argument("--quiet", action="store_true", default=None, help="show no progress")
+    parser.add_argument(
+        "--stall-timeout", metavar="TIME",
+        help="report a rank that makes no progress for this long, beyond the longest step so far (default: 60s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--on-stall", choices=("warn", "abort"),
+        help="what to do about such a rank: only report it, or end the run with status 75 (default: warn)",
+    )  # fmt: skip
     parser.add_argument("--no-bind", action="store_true", help="do not reserve cores for the ranks")
     add_simulation(
         parser.add_argument_group("options for --on sim"), but=("compute", "compute_threads", "recalibrate")
@@ -68,7 +76,7 @@ def main(args: argparse.Namespace) -> int:
     """Run the program on all ranks; return its exit status."""
     from paceline import launch
     from paceline.compare.metric import Goal
-    from paceline.record import script_digest
+    from paceline.record import script_digest, withdraw
     from paceline.record.writing import check_name
     from paceline.simulate.training import check_program
 
@@ -88,6 +96,14 @@ def main(args: argparse.Namespace) -> int:
     for name, least in (("threads", 1), ("seed", 0)):
         if (value := getattr(args, name)) is not None and value < least:
             raise UsageError(f"{name} must be at least {least}; got {value}")
+    stalls = {
+        name: value for name in ("stall_timeout", "on_stall") if (value := getattr(args, name)) is not None
+    }
+    if stalls and options is not None:
+        raise UsageError(
+            f"--{next(iter(stalls)).replace('_', '-')} is for real ranks: simulated ones do not stall"
+        )
+    safety = Safety.of_program(**stalls)
     goal = None if args.until is None else Goal.parse(args.until)
     if args.name is not None:
         check_name(args.name)
@@ -97,6 +113,8 @@ def main(args: argparse.Namespace) -> int:
     given["program"] = {
         "file": str(program), "arguments": arguments, "strategy": args.strategy, "code": script_digest(program),
     }  # fmt: skip
+    if args.runs is not None:
+        given["runs"] = str(args.runs)
     if goal is not None:
         given["program"]["until"] = goal.text
         given["until"] = (goal.metric.name, goal.metric.higher, goal.value)
@@ -113,7 +131,11 @@ def main(args: argparse.Namespace) -> int:
         bind=not args.no_bind,
         hosts=launch.check_hosts(hosts, ranks=ranks) if hosts else (),
         report=outcomes.append,
+        stall_timeout=safety.patience,
+        on_stall=safety.on_stall,
     )
+    if outcomes[0].run is not None and outcomes[0].failed:
+        withdraw(outcomes[0].run)
     if outcomes[0].run is not None and not args.quiet:
         print(f"run: {outcomes[0].run}", file=sys.stderr)
     return status
@@ -135,7 +157,7 @@ def _simulate(
     os.environ[SESSION] = json.dumps(given)
     script = Script(program, None, arguments)
     try:
-        with script.running():
+        with script.imitate_python():
             done = simulate_program(script, ranks, options, seed=given.get("seed", 0), threads=threads)
     except SimulationError as error:
         if isinstance(error, RankFailed):

@@ -16,12 +16,13 @@ import tempfile
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline import text
-from paceline.commands import add_settings, add_simulation, import_from_here
+from paceline.commands import add_settings, add_simulation, import_from_here, parse_path
 from paceline.config import Config
 from paceline.errors import UsageError
 from paceline.simulate.options import NAMES, Options
@@ -68,7 +69,11 @@ def main(args: argparse.Namespace) -> int:
             return 2
         raise UsageError(f"simulated ranks are all in one process: run it without {here.launcher}")
     _, run, _ = KINDS[args.simulation]
-    return run(args)
+    try:
+        return run(args)
+    except KeyboardInterrupt:
+        print("paceline simulate: interrupted", file=sys.stderr)
+        raise
 
 
 # ---- scaling
@@ -76,7 +81,7 @@ def main(args: argparse.Namespace) -> int:
 SCALING_EPILOG = """
 examples:
   paceline simulate scaling --strategy sync:allreduce=ring --ranks 1..1024 --network 10gbe
-  paceline simulate scaling --strategy sync --strategy parameter-server:masters=4 --batch 256 --accuracy --epochs 2
+  paceline simulate scaling --strategy sync --strategy parameter-server:masters=2 --batch 256 --accuracy --epochs 2
   paceline simulate scaling --strategy sync --ranks 2,4,8,16 --network machine.json --measured runs -o predicted
   paceline simulate scaling --work resnet50-v100.toml --network 25gbe:ranks-per-node=4,inside=nvlink --ranks 1..256
 
@@ -103,7 +108,7 @@ def add_scaling_arguments(parser: argparse.ArgumentParser) -> None:
         help="numbers of ranks: a list (2,4,6) or a doubling range (1..64) (default: 1..64)",
     )  # fmt: skip
     parser.add_argument(
-        "--work", type=Path, metavar="FILE.toml",
+        "--work", type=parse_path, metavar="FILE.toml",
         help="the work by its figures alone (parameters, samples a second of one device), instead of --data and --model",
     )  # fmt: skip
     add_settings(parser, but=NOT_HERE)
@@ -126,7 +131,7 @@ def add_scaling_arguments(parser: argparse.ArgumentParser) -> None:
         help="the most simulated messages for one number of ranks (default: 3000000)",
     )  # fmt: skip
     parser.add_argument(
-        "-o", "--out", type=Path, default=Path("scaling"), metavar="FOLDER",
+        "-o", "--out", type=parse_path, default=Path("scaling"), metavar="FOLDER",
         help="where to write scaling.svg, scaling.png and scaling.json (default: scaling)",
     )  # fmt: skip
     parser.add_argument("--quiet", action="store_true", help="show no progress")
@@ -140,6 +145,8 @@ def predict_scaling(args: argparse.Namespace) -> int:
         raise UsageError(f"messages must be at least 1; got {args.messages}")
     if args.jobs is not None and args.jobs < 1:
         raise UsageError(f"jobs must be at least 1; got {args.jobs}")
+    if args.epochs < 1:
+        raise UsageError(f"epochs must be at least 1; got {args.epochs}")
     settings = {each.name: getattr(args, each.name) for each in fields(Config) if each.name not in NOT_HERE}
     if args.work is not None:
         _check_with_work(args)
@@ -370,7 +377,7 @@ def add_calibrate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o",
         "--out",
-        type=Path,
+        type=parse_path,
         default=Path("machine.json"),
         metavar="FILE",
         help="where to write the result (default: machine.json)",
@@ -499,7 +506,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
         "program",
         nargs=argparse.REMAINDER,
         metavar="FILE.py",
-        help="the program, followed by its own arguments",
+        help="the program, followed by its own arguments; those after -- are never taken for options of this command",
     )
 
 
@@ -520,7 +527,10 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seeds", type=int, metavar="N", help="try N seeds and stop at the first that fails")
     parser.add_argument(
-        "--faults", metavar="FILE", help="a script of faults, such as fail_at(rank=3, time=0.5)"
+        "--faults",
+        type=parse_path,
+        metavar="FILE",
+        help="a script of faults, such as fail_at(rank=3, time=0.5)",
     )
     parser.add_argument(
         "--rendezvous",
@@ -557,7 +567,7 @@ def run_program(args: argparse.Namespace) -> int:
         "strict": not args.lenient,
     }
     program = Script(file, args.function, arguments)
-    with program.running():
+    with program.imitate_python():
         return _run_seeds(program, range(first, first + count), options)
 
 
@@ -566,6 +576,8 @@ def _program(args: argparse.Namespace) -> tuple[Path, list[str]]:
     words = [word for place, word in enumerate(args.program) if word != "--" or place > 0]
     if not words:
         raise UsageError("a program is needed; write: paceline simulate run FILE.py -n 4")
+    if not words[0]:
+        raise UsageError("the program must be a file; got an empty name")
     file, rest = Path(words[0]), words[1:]
     cut = rest.index("--") if "--" in rest else len(rest)
     parser = argparse.ArgumentParser(
@@ -576,12 +588,33 @@ def _program(args: argparse.Namespace) -> tuple[Path, list[str]]:
         known, own = parser.parse_known_args(rest[:cut])
     except argparse.ArgumentError as error:
         raise UsageError(str(error)) from None
+    for word in own:
+        _check_foreign(word, [option for action in parser._actions for option in action.option_strings])
     for name, value in vars(known).items():
         if value == []:  # argparse drops the value of --name=--
             raise UsageError(f"--{name} needs a value; got --")
         if value is not None:
             setattr(args, name, value)
     return file, [*own, *rest[cut + 1 :]]
+
+
+def _check_foreign(word: str, options: Sequence[str]) -> None:
+    """Refuse an option for the program that looks like a misspelt or abbreviated option of this command.
+
+    >>> _check_foreign("--epochs", ["--ranks", "--rendezvous"])
+    >>> _check_foreign("--rendevous", ["--ranks", "--rendezvous"])
+    Traceback (most recent call last):
+    paceline.errors.UsageError: unknown option --rendevous; did you mean --rendezvous? the program's own may follow --
+    """
+    given = word.partition("=")[0]
+    name = given.lower().replace("_", "-")
+    if not name.startswith("-"):
+        return
+    near = [option for option in options if option == name or (len(name) > 4 and option.startswith(name))]
+    names = [option.lstrip("-") for option in options if option.startswith("--")]
+    near += [f"--{found}" for found in get_close_matches(name.lstrip("-"), names, n=1, cutoff=0.75)]
+    if near:
+        raise UsageError(f"unknown option {given}; did you mean {near[0]}? the program's own may follow --")
 
 
 def _run_seeds(program: Script, seeds: range, options: dict[str, Any]) -> int:
@@ -616,8 +649,11 @@ def _run_seeds(program: Script, seeds: range, options: dict[str, Any]) -> int:
 
 def _describe_error(error: SimulationError, program: Script, ranks: int) -> str:
     """Return what went wrong; for an exception of the program, with its traceback inside the program."""
-    from paceline.vmpi.errors import RankFailed, SimulationError
+    from paceline.vmpi.errors import Deadlock, RankFailed, SimulationError
 
+    # A polling rank notices a deadlock, which is that of all ranks.
+    if isinstance(error, RankFailed) and isinstance(error.error, Deadlock):
+        return str(error.error)
     if not isinstance(error, RankFailed) or isinstance(error.error, SimulationError):
         return str(error)
     trace = error.error.__traceback__

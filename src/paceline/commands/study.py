@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.commands import add_hosts, import_from_here
+from paceline.commands import add_hosts, import_from_here, parse_path
 from paceline.simulate.options import PLACES
 
 if TYPE_CHECKING:
@@ -47,7 +47,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_hosts(parser)
     parser.add_argument(
-        "--runs", type=Path, metavar="DIR", help="folder for the runs (default: runs/NAME for NAME.toml)"
+        "--runs",
+        type=parse_path,
+        metavar="DIR",
+        help="folder for the runs (default: runs/NAME for NAME.toml)",
     )
     parser.add_argument(
         "--only",
@@ -74,15 +77,15 @@ def main(args: argparse.Namespace) -> int:
     """Run what is missing; print the tables and where the report is."""
     from paceline import launch
     from paceline.errors import UsageError
-    from paceline.names import registered_only
+    from paceline.names import refuse_user_code
 
     if launch.world() is not None:
         raise UsageError("a study starts its runs itself: run it without mpiexec or srun")
     import_from_here()
     sys.path.insert(1, str(args.file.parent.absolute()))
-    with _terminated() as signals:
+    with interrupt_on_signals() as signals:
         try:
-            with registered_only(str(args.file), trust=args.trust or not args.dry_run):
+            with refuse_user_code(str(args.file), trust=args.trust or not args.dry_run):
                 return _study(args)
         except KeyboardInterrupt as stopped:
             if not args.dry_run:
@@ -153,10 +156,10 @@ def _check_report(folder: Folder, report: Path) -> None:
 def _run(
     args: argparse.Namespace, study: Study, folder: Folder, cells: list[Cell], spell: Any, lock: int
 ) -> int:
-    from paceline.study.run import Trains, on, open_folder, run_missing
+    from paceline.study.run import Trains, make_display, open_folder, run_missing
 
     state = open_folder(folder, study, cells, retry=args.retry_failed)
-    show = on(sys.stderr, total=len(cells), done=len(cells) - len(state.missing))
+    show = make_display(sys.stderr, total=len(cells), done=len(cells) - len(state.missing))
     start = Trains(
         runs=folder.path, lock=lock, modules=args.file.parent, timeout=study.timeout, hosts=args.hosts
     )
@@ -166,7 +169,7 @@ def _run(
         raise KeyboardInterrupt(f": {len(state.done)} of {len(cells)} cells are done") from None
     finally:
         show.close()
-    named = {cell.key for cell in study.named()}
+    named = {cell.key for cell in study.list_all_cells()}
     return _end(args, folder, [run.folder for key in named for run in state.found.get(key, ())], state)
 
 
@@ -195,13 +198,13 @@ def _list(folder: Folder, cells: list[Cell], spell: Callable[[Cell], str], retry
     for cell in cells:
         kind = "done" if cell.key in state.done else "failed" if cell.key in state.failed else "missing"
         print(f"{kind:7}  {spell(cell)}")
-    left = state.pace.left(state.missing)
-    time = "" if left is None or not state.missing else f", about {clock_time(left)}"
+    left = state.pace.estimate(state.missing)
+    time = "" if not state.missing else ", time unknown" if left is None else f", about {clock_time(left)}"
     print(
         f"{len(cells)} cells: {len(state.done)} done, {len(state.failed)} failed, "
         f"{len(state.missing)} missing{time}"
     )
-    if any(map(_crowded, cells)):
+    if any(map(_is_crowded, cells)):
         print("* more ranks than cores")
     return 0
 
@@ -211,10 +214,10 @@ def _speller(cells: Sequence[Cell]) -> Callable[[Cell], str]:
     from paceline.study.cells import spell_cell, varying
 
     names = varying(cells)
-    return lambda cell: spell_cell(cell, names) + (" *" if _crowded(cell) else "")
+    return lambda cell: spell_cell(cell, names) + (" *" if _is_crowded(cell) else "")
 
 
-def _crowded(cell: Cell) -> bool:
+def _is_crowded(cell: Cell) -> bool:
     from paceline.launch import allocated_cores
 
     return cell.oversubscribes(allocated_cores())
@@ -227,7 +230,7 @@ def _again() -> str:
 
 
 @contextmanager
-def _terminated() -> Iterator[list[int]]:
+def interrupt_on_signals() -> Iterator[list[int]]:
     """Treat SIGTERM and SIGUSR1 as Ctrl-C inside the block; yield a list that has the first if it came."""
     came: list[int] = []
 

@@ -67,16 +67,17 @@ def main(args: argparse.Namespace) -> int:
         print("the order within a step, calls and messages are unknown: train with --trace to record them")
     idle = sorted(set(range(timeline.ranks)) - {span.rank for span in timeline.work})
     if idle and not timeline.traced:
-        print(f"nothing is known about {_listed(idle)}: no steps are taken there")
+        print(f"nothing is known about {_list_ranks(idle)}: no steps are taken there")
     if timeline.lost:
         print(f"the trace was truncated when it was recorded: it lacks {timeline.lost:,} later events")
     print(f"trace: {args.out}")
     return 0
 
 
-def _listed(ranks: list[int]) -> str:
-    """
-    >>> _listed([0]), _listed([0, 1, 2])
+def _list_ranks(ranks: list[int]) -> str:
+    """List ranks by number, at most eight of them.
+
+    >>> _list_ranks([0]), _list_ranks([0, 1, 2])
     ('rank 0', 'ranks 0, 1, 2')
     """
     few = ", ".join(map(str, ranks[:8])) + (" …" if len(ranks) > 8 else "")

@@ -20,6 +20,7 @@ from paceline.commands import (
     add_settings,
     add_simulation,
     import_from_here,
+    parse_path,
     read_hosts,
 )
 from paceline.config import Config, Safety
@@ -69,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_simulation(parser.add_argument_group("options for --on sim"))
     output = parser.add_argument_group("record and output")
     output.add_argument(
-        "--runs", type=Path, default=Path("runs"), metavar="DIR",
+        "--runs", type=parse_path, default=Path("runs"), metavar="DIR",
         help="folder in which runs are recorded (default: runs)",
     )  # fmt: skip
     output.add_argument(
@@ -97,7 +98,7 @@ def main(args: argparse.Namespace) -> int:
     from paceline.errors import UsageError
     from paceline.record.writing import check_name
     from paceline.training.job import Job
-    from paceline.training.resuming import requeued
+    from paceline.training.resuming import resume_requeued
 
     import_from_here()
     if args.name is not None:
@@ -121,7 +122,7 @@ def main(args: argparse.Namespace) -> int:
         raise UsageError(f"-n {args.ranks} is not allowed inside a job of {here.size} ranks: leave it out")
     job = Job(config=config, runs=args.runs, run_name=args.name, trace=args.trace, safety=args.safety)
     if options is None and config.replay is None:
-        job = requeued(job, ranks=here.size if here is not None else args.ranks)
+        job = resume_requeued(job, ranks=here.size if here is not None else args.ranks)
         if job.resume is not None and (job.resume / "summary.json").exists():
             if here is None or here.rank == 0:
                 print(f"run: {job.resume} (complete since before this job was requeued)")
@@ -262,9 +263,9 @@ def _restart_command(
     args: argparse.Namespace, job: Job, command: list[str], ended: Outcome, *, ranks: int
 ) -> list[str]:
     """Return the command for ranks that go on from the last checkpoint or, if there is none, begin again."""
-    from paceline.record.checkpoint import latest
+    from paceline.record.checkpoint import find_latest
 
-    if ended.run is not None and latest(ended.run) is not None:
+    if ended.run is not None and find_latest(ended.run) is not None:
         return _resume_command(args, job, ended.run, ranks)
     if ended.run is not None:  # nothing was saved there, and the name is needed again
         shutil.rmtree(ended.run, ignore_errors=True)
@@ -274,10 +275,10 @@ def _restart_command(
 
 def _say_how_to_go_on(ended: Outcome) -> None:
     """Print the command that resumes a run which has died, or whose last words were lost, if it can be resumed."""
-    from paceline.record.checkpoint import latest
+    from paceline.record.checkpoint import find_latest
 
     run = ended.run
-    if run is None or not (_was_lost(ended) or ended.cut) or latest(run) is None:
+    if run is None or not (_was_lost(ended) or ended.cut) or find_latest(run) is None:
         return
     print(
         f"paceline: go on from the last checkpoint with: paceline resume {shlex.quote(str(run))}",
@@ -291,10 +292,10 @@ def simulate_job(args: argparse.Namespace, job: Job, ranks: int, options: Option
 
     launch.set_thread_variables(1, job.config.threads or 1)
     from paceline.simulate.training import simulate
-    from paceline.training.progress import on
+    from paceline.training.progress import make_display
     from paceline.vmpi.errors import MPIError, RankFailed, SimulationError
 
-    progress = None if args.quiet else on(sys.stderr, simulated=True)
+    progress = None if args.quiet else make_display(sys.stderr, simulated=True)
     try:
         fitted = simulate(job, ranks, options, progress=progress)
     except SimulationError as error:
@@ -309,7 +310,7 @@ def run_rank(args: argparse.Namespace, job: Job, here: Any) -> int:
     """Train as one rank of a job, or as the only process."""
     from paceline import launch
     from paceline.errors import AgreedError, StoppedError
-    from paceline.training.progress import on
+    from paceline.training.progress import make_display
     from paceline.training.rank import train
 
     comm = None
@@ -319,7 +320,7 @@ def run_rank(args: argparse.Namespace, job: Job, here: Any) -> int:
             launch.verify(comm.Get_size(), promised=args.expect_ranks)
         first = comm is None or comm.Get_rank() == 0
         with launch.abort_on_error(comm):
-            progress = None if args.quiet else on(sys.stderr, width=args.terminal)
+            progress = None if args.quiet else make_display(sys.stderr, width=args.terminal)
             try:
                 fitted = train(job, comm, progress=progress, requests=requests)
             except AgreedError:

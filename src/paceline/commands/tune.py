@@ -14,7 +14,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.commands import add_settings, import_from_here
+from paceline.commands import add_settings, import_from_here, parse_path
 from paceline.config import Config, Program, duration
 from paceline.errors import UsageError
 from paceline.simulate.options import Options
@@ -39,7 +39,7 @@ examples:
 Searched are the strategy and its options, ranks, threads, the batch and the learning rate; of those that are given here,
 only the values given, separated by commas. A program has its own batch and learning rate, unless its arguments have {batch}
 or {lr} in their place; {seed} stands for the seed, which differs between repetitions. The last line is the command to
-copy. Runs are ordinary records in DIR: the same command again goes on from them.
+copy. Runs are ordinary records in DIR: the same command again continues from them.
 Ctrl-C ends the search, and what has been found so far is the answer.
 exit status: 0 an answer, also if nothing reached the target, which it says; 2 bad input; 130, 143, 138 interrupted by
              Ctrl-C, SIGTERM, SIGUSR1, after the answer
@@ -95,7 +95,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--runs",
-        type=Path,
+        type=parse_path,
         metavar="DIR",
         help="folder for the runs (default: runs/tune-DATA-MODEL or, with --for, runs/tune-DATA-MODEL-for-P-NETWORK)",
     )
@@ -113,13 +113,14 @@ def _strategies(text: str) -> tuple[str, ...]:
     ('serial', 'parameter-server:masters=2,bound=4', 'sync')
     """
     found: list[str] = []
-    for word in filter(None, (word.strip() for word in text.split(","))):
+    words = [word.strip() for word in text.split(",")]
+    if not all(words):
+        raise argparse.ArgumentTypeError(f"must be strategies such as serial,sync; got {text!r}")
+    for word in words:
         if found and re.match(r"[\w-]+=", word):
             found[-1] += f",{word}"
         else:
             found.append(word)
-    if not found:
-        raise argparse.ArgumentTypeError("an empty list")
     return tuple(dict.fromkeys(found))
 
 
@@ -141,10 +142,10 @@ def _values(text: str, kind: Callable[[str], Any], what: str) -> tuple[Any, ...]
 def main(args: argparse.Namespace) -> int:
     """Search; print what was found and, in the last line, the command to copy."""
     began = time.monotonic()
-    from paceline.commands.study import _terminated
+    from paceline.commands.study import interrupt_on_signals
 
     made: list[Search] = []
-    with _terminated() as signals:
+    with interrupt_on_signals() as signals:
         try:
             _search(args, began, made)
         except KeyboardInterrupt:
@@ -152,7 +153,7 @@ def main(args: argparse.Namespace) -> int:
                 print("paceline tune: interrupted before the first run", file=sys.stderr)
                 return 128 + signals[0] if signals else 130
             made[0].interrupted = True
-        with _undisturbed():
+        with _ignore_signals():
             _print_answer(made[0], args.budget)
     if made[0].interrupted:
         return 128 + signals[0] if signals else 130
@@ -177,18 +178,18 @@ def _search(args: argparse.Namespace, began: float, made: list[Search]) -> None:
 
 def _print_answer(search: Search, budget: str) -> None:
     """Print what was tried, what was left out, and the answer."""
-    from paceline.tune.answer import conclude, left_out, results
+    from paceline.tune.answer import conclude, list_left_out, results
 
     answer = conclude(search)
     print(_heading(search, budget))
-    for text in (results(search), "\n".join(f"left out: {line}" for line in left_out(search))):
+    for text in (results(search), "\n".join(f"left out: {line}" for line in list_left_out(search))):
         if text:
             print(f"\n{text}")
     print(f"\n{answer.found}\n{answer.sure}\n{answer.second}\n{answer.command}", flush=True)
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
+def _ignore_signals() -> Iterator[None]:
     """Ignore Ctrl-C and other requests to end in the block: the answer is printed as a whole."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
     before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
@@ -210,8 +211,9 @@ def prepare(
     from paceline.compare.metric import Goal
     from paceline.study.folder import Folder
     from paceline.study.run import Trains
+    from paceline.text import count
     from paceline.tune.forecast import Forecast
-    from paceline.tune.running import Runs
+    from paceline.tune.running import Progress, Runs
     from paceline.tune.search import MOST_EPOCHS, Search
     from paceline.tune.space import USUAL_BATCH, USUAL_RATE, make_space
 
@@ -282,6 +284,7 @@ def prepare(
         runs = Runs(
             folder=folder, space=space, metric=goal.metric, samples=samples, tell=tell,
             start=Trains(runs=folder.path, lock=lock, modules=modules, extendable=space.grows),
+            progress=Progress(budget) if program is not None and options is None else None,
         )  # fmt: skip
         about: dict[str, Any] = {
             "title": f"tune: {title}",
@@ -289,7 +292,12 @@ def prepare(
             "search": {"draws": config.draws},
         }
         if known := runs.open(about):
-            tell(f"going on from {known} run{'s' * (known > 1)} in {folder.path}")
+            tell(f"continuing from {known} run{'s' * (known > 1)} in {folder.path}")
+        if program is None and not space.grows:
+            tell(
+                f"all runs have {count(epochs, 'epoch')} (--epochs), because the schedule {config.schedule} depends on "
+                "the length of a run"
+            )
         search = Search(
             space=space,
             goal=goal,
@@ -363,10 +371,11 @@ def _machine(args: argparse.Namespace) -> tuple[Options | None, int]:
     if args.for_ranks is not None and args.for_ranks < 1:
         raise UsageError(f"for must be a number of cores, at least 1; got {args.for_ranks}")
     cores = args.for_ranks or launch.allocated_cores()
-    for ranks in args.ranks:
-        if not 1 <= ranks <= cores:
-            here = "this machine (--for P simulates another one)" if args.for_ranks is None else "the machine"
-            raise UsageError(f"ranks must be from 1 to {cores}, the cores of {here}; got {ranks}")
+    here = "this machine (--for P simulates another one)" if args.for_ranks is None else "the machine"
+    for name, numbers in (("ranks", args.ranks), ("threads", args.threads if args.for_ranks is None else ())):
+        for number in numbers:
+            if not 1 <= number <= cores:
+                raise UsageError(f"{name} must be from 1 to {cores}, the cores of {here}; got {number}")
     if args.for_ranks is None:
         return None, cores
     options = Options() if args.network is None else Options(network=args.network)
@@ -383,11 +392,11 @@ def _space(config: Config, choices: Choices, options: Options | None, cores: int
 
     job = Job(config=replace(config, strategy="serial"), runs=None)
     data, _ = job.check(1)
-    job.check_memory(data, job.chosen(), 1)
+    job.check_memory(data, job.build_strategy(), 1)
     model = job.build(data)
     rate = config.lr or float(getattr(model, "default_rate", USUAL_RATE))
     for strategy in choices.strategies:
-        Job(config=replace(config, strategy=strategy), data=data, runs=None).chosen()
+        Job(config=replace(config, strategy=strategy), data=data, runs=None).build_strategy()
     space = make_space(
         config, cores=cores, samples=len(data.train), rate=rate, choices=choices, options=options,
         nodes=_nodes(options, cores), data=data,

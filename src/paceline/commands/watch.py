@@ -7,13 +7,14 @@ import os
 import re
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from paceline.report.live import State
+    from paceline.report.live import LiveRun, State
 
 EXAMPLES = """
 examples:
@@ -23,8 +24,20 @@ examples:
 The page is served to this machine alone, and refreshes itself; it works for complete runs, too. Ctrl-C ends it.
 """
 EVERY = 1.0  # seconds between two looks at the folders
-RANKS = 4  # more than these are not listed in the terminal
 SHOWN = 8  # runs at most in the terminal, besides those that go on
+GAP = 2  # spaces between two columns
+NAME = 28  # characters of a run's name that a narrow terminal should have space for
+WAITING = "waiting, by rank"
+IMPORTANT = (
+    "state",
+    "quality",
+    "epoch",
+    "left",
+    "settings",
+    "samples/s",
+    "waiting",
+    "loss",
+)  # the most, first
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,33 +76,72 @@ def _draw(places: list[Path]) -> None:
 
     from paceline.report.live import state_of
 
-    with Live(console=Console(highlight=False), auto_refresh=False) as live:
+    console = Console(highlight=False)
+    with Live(console=console, auto_refresh=False) as live:
         while True:
-            live.update(_table(state_of(places)), refresh=True)
+            live.update(_table(state_of(places), console.width), refresh=True)
             time.sleep(EVERY)
 
 
-def _table(state: State) -> Table:
+def _table(state: State, width: int) -> Table:
+    """Return the runs, one line each, with as many columns as fit into `width`."""
     from rich.table import Table
     from rich.text import Text
 
-    from paceline.text import count, share
+    from paceline.text import count
 
-    table = Table(title=Text(state.plan) if state.plan else None, box=None, pad_edge=False)
-    for name in state.headings:
-        table.add_column(name, overflow="fold")
-    shown = max(SHOWN, sum(run.state == "running" for run in state.runs))
-    for run in state.runs[:shown]:
-        cells = {name: cell for name, cell in run.cells().items() if name in state.headings}
-        # The time would be all that a narrow terminal shows, and lines should not be many.
-        cells["run"] = re.sub(r"^\d{8}-\d{6}-|-[0-9a-f]{8}$", "", cells["run"])
-        cells["quality"] = cells["quality"].partition(", ")[0]
-        if len(run.waiting) > RANKS:
-            cells["waiting, by rank"] = " to ".join(share(end(run.waiting.values())) for end in (min, max))
-        table.add_row(*map(Text, cells.values()), style="bold" if run.state == "running" else "")
-    if len(state.runs) > shown:
-        table.caption = Text(count(len(state.runs) - shown, "earlier run"))
+    shown = state.runs[: max(SHOWN, sum(run.state == "running" for run in state.runs))]
+    table = Table(
+        title=Text(state.plan) if state.plan else None, box=None, pad_edge=False, padding=(0, GAP, 0, 0)
+    )
+    columns = _choose_columns(shown, state.headings, width)
+    for name, cells in columns.items():
+        widest = max(map(len, (name, *cells)))
+        table.add_column(name, no_wrap=True, overflow="ellipsis", min_width=0 if name == "run" else widest)
+    for number, run in enumerate(shown):
+        cells = [cells[number] for cells in columns.values()]
+        table.add_row(*map(Text, cells), style="bold" if run.state == "running" else "")
+    if len(state.runs) > len(shown):
+        table.caption = Text(count(len(state.runs) - len(shown), "earlier run"))
     return table
+
+
+def _choose_columns(runs: Sequence[LiveRun], headings: Sequence[str], width: int) -> dict[str, list[str]]:
+    """Return the columns that fit into `width`, by their headings, each with a cell for every run.
+
+    If there is too little space, names of runs are shortened, waiting is shown as a range, and the columns are left out
+    that are empty or less important.
+    """
+    columns = {name: [run.cells()[name] for run in runs] for name in headings}
+    # The time would be all that a narrow terminal shows of a name, and there is space for one metric.
+    columns["run"] = [re.sub(r"^\d{8}-\d{6}-|-[0-9a-f]{8}$", "", name) for name in columns["run"]]
+    columns["quality"] = [cell.partition(", ")[0] for cell in columns["quality"]]
+    widest = {name: max(map(len, (name, *cells))) for name, cells in columns.items()}
+    if sum(widest.values()) + GAP * (len(columns) - 1) <= width:
+        return columns
+    columns = {("waiting" if name == WAITING else name): cells for name, cells in columns.items()}
+    columns["waiting"] = [run.waiting_range() for run in runs]
+    chosen, room = {"run"}, width - min(NAME, widest["run"])
+    for name in IMPORTANT:
+        taken = GAP + max(map(len, (name, *columns.get(name, ()))))
+        if any(columns.get(name, ())) and taken <= room:
+            chosen.add(name)
+            room -= taken
+    space = max(1, room + min(NAME, widest["run"]))
+    columns["run"] = [_shorten(name, space) for name in columns["run"]]
+    return {name: cells for name, cells in columns.items() if name in chosen}
+
+
+def _shorten(name: str, width: int) -> str:
+    """Shorten a name in its middle: its end has the ranks and the seed.
+
+    >>> _shorten("sync-allreduce-ring-n16-s0", 16)
+    'sync-allre…16-s0'
+    """
+    if len(name) <= width:
+        return name
+    tail = (width - 1) // 3
+    return f"{name[: width - 1 - tail]}…{name[len(name) - tail :]}"
 
 
 def _print(places: list[Path]) -> None:

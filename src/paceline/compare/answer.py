@@ -1,7 +1,7 @@
 """The answer to "what should I use here?", in one sentence, and how sure it is.
 
 The target is a value of a metric that rows should reach, such as an accuracy. The answer is the row that reached it first
-with every run. Where runs of two rows overlap in time, the difference is within the noise, and the answer says so.
+with every run. Where its difference from another row is within the noise (`paceline.compare.noise`), the answer says so.
 Simulated rows answer only if there is nothing else to compare.
 """
 
@@ -12,28 +12,29 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
-from paceline.compare.metric import ACCURACY, Goal, Metric
+from paceline.compare.metric import ACCURACY, Goal, Metric, read_last
+from paceline.compare.noise import Timing, simplest, with_noise, within_noise
 from paceline.compare.rows import Row, choose_metric, guessing, label
 from paceline.compare.verdict import (
     guesses,
     implausible,
     optimizers,
     quality,
-    real,
     reference,
-    simulated,
+    select_real,
+    select_simulated,
     standing,
 )
 from paceline.record import Run
-from paceline.record.environment import shared_cores
+from paceline.record.environment import cores_were_shared
 from paceline.text import count, join, time_span
 
+# The origin of a target that a study has.
+OF_STUDY = "the study's"
 # At most this many rows are named.
 NAMED = 2
-# In a search, a simpler candidate is as fast if it takes at most so many times as long.
-AS_FAST = 1.05
-# The beginning of the answer if no run reached the target.
-UNREACHED = "Nothing reached the target of"
+# The beginning of the answer if no run reached the target; and if more runs are to come.
+UNREACHED = ("Nothing reached the target of", "Nothing has yet reached the target of")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +55,11 @@ class Target:
         """The value, with the name of the metric unless it is an accuracy."""
         spelled = self.metric.spell(self.value)
         return spelled if self.metric == ACCURACY else f"{self.metric.name} {spelled}"
+
+    @property
+    def phrase(self) -> str:
+        """The target and where it comes from, as part of a sentence."""
+        return f"the study's target of {self.short}" if self.words == OF_STUDY else f"the target of {self}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +98,7 @@ def target_of(rows: Sequence[Row], given: Goal | None, words: str = "as asked fo
         if not row.diverged
         and (best := _best(row, metric)) is not None
         and not row.guessed
-        and not (metric == ACCURACY and guessing(metric.relaxed(best), row.chance))
+        and not (metric == ACCURACY and guessing(metric.relax(best), row.chance))
     }
     serial = [best for row, best in known.items() if row.strategy == "serial"]
     best = metric.best(serial or known.values())
@@ -106,7 +112,7 @@ def target_of(rows: Sequence[Row], given: Goal | None, words: str = "as asked fo
     how = "one point below" if metric.percent else "within a tenth of"
     return Target(
         metric=metric,
-        value=metric.relaxed(best),
+        value=metric.relax(best),
         words=f"{how} {whose} on the validation samples{of_seeds}",
     )
 
@@ -120,9 +126,9 @@ def target_in(rows: Sequence[Row], targets: Mapping[Path, Goal | None]) -> tuple
     homes = {run.folder.resolve().parent for row in rows for run in row.members}
     own = [target for folder, target in targets.items() if target is not None and folder.resolve() in homes]
     if not own:
-        return None, "the study's"
+        return None, OF_STUDY
     if len(set(own)) == 1:
-        return own[0], "the study's"
+        return own[0], OF_STUDY
     metric = own[0].metric
     alike = {goal.value for goal in own if goal.metric == metric}
     spelled = (
@@ -136,7 +142,7 @@ def target_in(rows: Sequence[Row], targets: Mapping[Path, Goal | None]) -> tuple
     ), f"the {hardest} of its studies' targets, which differ ({spelled})"
 
 
-def reached(row: Row, target: Target) -> Reached:
+def find_target_times(row: Row, target: Target) -> Reached:
     """Return when each run of a row reached the target: at the end of the first epoch with a value that is as good."""
     found = [first_time(run, target) for run in row.members]
     values = [value for run in row.members for _, value in target.metric.points(run)]
@@ -168,22 +174,25 @@ class Answer:
 
     sentence: str
     sure: str = ""
-    """How sure that is: the runs behind it, and whether their times overlap with those of others."""
+    """How sure that is: the runs behind it, and how they compare with those of others."""
     row: Row | None = None
     """The row to use; None if none can be recommended."""
 
 
-def answer(rows: Sequence[Row], target: Target | None) -> Answer:
-    """Say which row of one problem to use; `target`: what it should reach, if there is anything to reach."""
-    tried, foretold = real(rows), simulated(rows)
+def answer(rows: Sequence[Row], target: Target | None, *, going_on: bool = False) -> Answer:
+    """Say which row of one problem to use; `target`: what it should reach, if there is anything to reach.
+
+    `going_on`: more runs are to come.
+    """
+    tried, foretold = select_real(rows), select_simulated(rows)
     compared = [row for row in tried if not row.serial and not row.alone]
     if foretold and not compared and any(not row.serial for row in foretold):
-        found = _answer(foretold, target)
+        found = _answer(foretold, target, going_on=going_on)
         return replace(found, sentence=f"Simulated: {found.sentence[:1].lower()}{found.sentence[1:]}")
-    return _answer(tried or foretold, target)
+    return _answer(tried or foretold, target, going_on=going_on)
 
 
-def _answer(rows: Sequence[Row], target: Target | None) -> Answer:
+def _answer(rows: Sequence[Row], target: Target | None, *, going_on: bool) -> Answer:
     whole = [row for row in rows if not row.diverged]
     if not whole:
         every = all(len(row.diverged) == row.runs for row in rows)
@@ -202,9 +211,9 @@ def _answer(rows: Sequence[Row], target: Target | None) -> Answer:
         return _fastest(several)
     if target is None:
         return _describe([row for row in several if not row.diverged and not row.guessed] or whole)
-    when = [found for row in several if (found := reached(row, target)).all and not row.guessed]
+    when = [found for row in several if (found := find_target_times(row, target)).all and not row.guessed]
     if not when:
-        return _unreached(several, target)
+        return _describe_unreached(several, target, going_on=going_on)
     if not target.asked:  # then it is only a measure of being as good as serial
         when = [found for found in when if standing(found.row, rows) != "learned less"] or when
     return _first(sorted(when, key=lambda found: (_mean(found), found.row.train_seconds)), several, target)
@@ -239,13 +248,14 @@ def _describe(rows: Sequence[Row]) -> Answer:
     )
 
 
-def _unreached(rows: Sequence[Row], target: Target) -> Answer:
-    found = [reached(row, target) for row in rows if not row.diverged]
+def _describe_unreached(rows: Sequence[Row], target: Target, *, going_on: bool) -> Answer:
+    found = [find_target_times(row, target) for row in rows if not row.diverged]
     partly = [one for one in found if one.seconds]
     if partly:
         most = max(partly, key=lambda one: len(one.seconds) / one.row.runs)
+        has = "has yet " if going_on else ""
         return Answer(
-            sentence=f"Nothing reached {target.short} with every run; closest was {name(most.row)}, with "
+            sentence=f"Nothing {has}reached {target.short} with every run; closest was {name(most.row)}, with "
             f"{len(most.seconds)} of its {count(most.row.runs, 'run')}."
         )
     metric = target.metric
@@ -256,28 +266,37 @@ def _unreached(rows: Sequence[Row], target: Target) -> Answer:
         came = (
             f"; closest was {name(nearest.row)}, at {metric.spell(nearest.best or 0.0)} after its best epoch"
         )
-    return Answer(sentence=f"{UNREACHED} {target.short}{came}.")
+    return Answer(sentence=f"{UNREACHED[going_on]} {target.short}{came}.")
 
 
 def _first(when: Sequence[Reached], rows: Sequence[Row], target: Target) -> Answer:
     """Answer with the row that reached the target first, or, within the noise, with the simplest."""
-    alike = [one for one in when if one is when[0] or overlap(when[0], one)]
+    times = with_noise({one.row: Timing(seconds=one.seconds) for one in when})
+    fastest = when[0].row
+    alike = [one for one in when if one is when[0] or within_noise(times[fastest], times[one.row])]
     serial = next((one for one in when if one.row.serial), None)
-    # Of rows whose differences are within the noise, one process is the simplest. Searches give it only if it is as fast.
-    simple = (one for one in alike if one.row.setting is None or _mean(one) <= AS_FAST * _mean(when[0]))
-    first = next((one for one in simple if one.row.serial), when[0])
+    chosen = fastest
+    if fastest.setting is not None:  # candidates of a search: as the search itself chooses
+        chosen = simplest(times, fastest, lambda row: row.effort)
+    elif alone := [
+        one.row for one in alike if one.row.serial
+    ]:  # the simplest, with as few threads as are as fast
+        chosen = simplest({row: times[row] for row in alone}, alone[0], lambda row: row.effort)
+    first = next(one for one in when if one.row is chosen)
     row = first.row
     # What was tried on more ranks is of more interest than another serial row.
     beaten = [one for one in when if one is not first]
     other = next((one for one in beaten if not (row.serial and one.row.serial)), next(iter(beaten), None))
-    stay = row.serial and len(rows) > 1 and row.setting is None
+    stay = row.strategy == "serial" and len(rows) > 1 and row.setting is None
     begin = f"{'Stay with' if stay else 'Use'} {name(row)}: it reaches {target.short}"
     is_first = other is not None and first is when[0]
     sentence = f"{begin} {'first, ' if is_first else ''}after {time_span(_mean(first))}"
-    beside = [one.row for one in alike if one is not first]
-    noise = f"; the difference from {_names(beside)} is within the noise" if beside else ""
+    beside = [one for one in alike if one is not first]
+    noise = (
+        f"; the difference from {_names([one.row for one in beside])} is within the noise" if beside else ""
+    )
     if row.serial:
-        if noise:
+        if beside:
             sentence += noise
         elif other is not None:
             among = "" if other is beaten[0] else "on several ranks, "
@@ -288,9 +307,13 @@ def _first(when: Sequence[Reached], rows: Sequence[Row], target: Target) -> Answ
             sentence += "; nothing else reached it with every run"
     else:
         sentence += _against_serial(first, serial, rows) + noise
-    sentence += _learned(row, rows) + _optimizer(row, rows)
-    rival = next((one for one in alike if one is not first), other)
-    return Answer(sentence=f"{sentence}.", sure=_sure(first, rival, alike), row=row)
+    sentence += _say_learns_less(row, rows) or _say_falls_back(row, target)
+    sure = [_other_programs(first, next(iter(beside), other))]
+    if len(rows) > 1:
+        sure.insert(0, _compare_runs(first, beside, other, times))
+    if row.setting is None or row.optimizer:  # in a search, only its own matters
+        sure.append(_optimizer(row, rows))
+    return Answer(sentence=f"{sentence}.", sure=" ".join(filter(None, sure)), row=row)
 
 
 def _against_serial(first: Reached, serial: Reached | None, rows: Sequence[Row]) -> str:
@@ -306,12 +329,23 @@ def _against_serial(first: Reached, serial: Reached | None, rows: Sequence[Row])
     return f", {gain} times as fast as {took}{wrong if implausible(first.row, rows) else ''}"
 
 
-def _learned(row: Row, rows: Sequence[Row]) -> str:
+def _say_learns_less(row: Row, rows: Sequence[Row]) -> str:
     """Say that a row ends worse than serial, although it reached the target."""
     than = reference(rows, row.optimizer)
     if standing(row, rows) != "learned less" or than is None or than is row:
         return ""
     return f"; but it learns less: it ends at {quality(row)}, {name(than)} at {quality(than)}"
+
+
+def _say_falls_back(row: Row, target: Target) -> str:
+    """Say that a row is clearly worse at its end than the target that it reached."""
+    metric = target.metric
+    ends = [value for run in row.members if (value := read_last(run, metric.name)) is not None]
+    worst = metric.worst(ends)
+    if worst is None or row.grows or metric.reaches(worst, metric.relax(target.value)):
+        return ""
+    who = "a run ends" if row.runs > 1 else "it ends"
+    return f"; but it does not stay there: {who} at {metric.spell(worst)}"
 
 
 def _optimizer(row: Row, rows: Sequence[Row]) -> str:
@@ -321,52 +355,44 @@ def _optimizer(row: Row, rows: Sequence[Row]) -> str:
         return ""
     update = rows[0].members[0].config["update"]
     if row.optimizer:
-        return f"; its optimizer differs: steps are made by the rule {row.optimizer}, not by {update}"
+        return f"It uses the rule {row.optimizer} instead of {update}."
     others = list(dict.fromkeys(one.strategy for one in rows if one.optimizer))
     words = f"{len(others)} strategies" if len(others) > NAMED else join(others)
-    return f"; the optimizer of {words} differs"
+    return f"The optimizer of {words} differs."
 
 
-def _sure(first: Reached, other: Reached | None, alike: Sequence[Reached]) -> str:
-    """Say how many runs are behind an answer, whether their times overlap, and whether other programs slowed them down."""
-    rows = [one.row for one in (first, other) if one is not None and shared_cores(one.row.remarks)]
+def _other_programs(*found: Reached | None) -> str:
+    """Say which rows other programs slowed down."""
+    rows = [one.row for one in found if one is not None and cores_were_shared(one.row.remarks)]
     named = "; ".join(map(name, rows))
-    slowed = f"Other programs slowed down {named}: measure again without them." if rows else ""
-    return " ".join(filter(None, (_spread(first, other, alike), slowed)))
+    return f"Other programs slowed down {named}: measure again without them." if rows else ""
 
 
-def _spread(first: Reached, other: Reached | None, alike: Sequence[Reached]) -> str:
-    """Say how many runs are behind an answer, and whether their times overlap; `other`: the one to compare it with."""
-    if other is None:
+def _compare_runs(
+    first: Reached, alike: Sequence[Reached], other: Reached | None, times: Mapping[Row, Timing]
+) -> str:
+    """Compare the runs behind an answer with those that are as fast within the noise, or else with `other`."""
+    than = alike[0] if alike else other
+    if than is None:
         return _runs(first.row.runs)
-    if first.row.runs == other.row.runs == 1:
+    ratio = times[first.row].times_as_fast(times[than.row])
+    if ratio is None:
         return _runs(1)
-    spread = f"{name(first.row)}: {_span(first)}; {name(other.row)}: {_span(other)}"
-    if len(alike) > 1:
-        return f"Their times overlap: {spread}. More seeds could tell them apart."
-    if min(first.row.runs, other.row.runs) == 1:
-        return f"One run is not enough to know the spread: {spread}."
-    return f"The times of its runs and of the next best do not overlap: {spread}."
+    spread = f"{name(first.row)}: {_span(first)}; {name(than.row)}: {_span(than)}"
+    if alike:
+        more = f"; and {count(len(alike) - 1, 'other')}" if len(alike) > 1 else ""
+        return f"Not certain: {spread}{more}. More seeds could tell."
+    low, high = (f"{end:.2f}" for end in ratio)
+    return f"{low} to {high} times as fast as {name(than.row)}, with 95 % confidence ({spread})."
 
 
 def _runs(runs: int) -> str:
-    return (
-        ""
-        if runs > 1
-        else "One run each: how much of the difference is chance is unknown; more seeds would tell."
-    )
+    return "" if runs > 1 else "One run each, so the difference may be chance: run more seeds."
 
 
 def _span(found: Reached) -> str:
     low, high = time_span(min(found.seconds)), time_span(max(found.seconds))
     return f"{count(len(found.seconds), 'run')}, {low if low == high else f'{low} to {high}'}"
-
-
-def overlap(one: Reached, other: Reached) -> bool:
-    """Return True if two rows reached the target at times that overlap; of single runs that is unknown."""
-    if max(len(one.seconds), len(other.seconds)) < 2:
-        return False
-    return min(one.seconds) <= max(other.seconds) and min(other.seconds) <= max(one.seconds)
 
 
 def name(row: Row) -> str:
@@ -375,12 +401,8 @@ def name(row: Row) -> str:
 
 
 def _names(rows: Sequence[Row]) -> str:
-    """Name one row, or count several and name some of them."""
-    named = [name(row) for row in rows]
-    if len(named) == 1:
-        return named[0]
-    more = "; …" if len(named) > NAMED else ""
-    return f"{len(named)} others ({'; '.join(named[:NAMED])}{more})"
+    """Name one row, and count several or, since their names are long, candidates of a search."""
+    return name(rows[0]) if len(rows) == 1 and rows[0].setting is None else count(len(rows), "other")
 
 
 def _mean(found: Reached) -> float:

@@ -123,10 +123,9 @@ def refusal(ranks: Sequence[int]) -> str | None:
     """Say why no law can be fitted to points at these numbers of ranks; None if one can be.
 
     >>> refusal([1, 4, 4])
-    'a law with one unknown goes through any one point: it takes 2 numbers of ranks above 1, there is 1'
+    'a fit needs at least two rank counts above 1; there is only one'
     """
     several = len({count for count in ranks if count > 1})
     if several >= LEAST:
         return None
-    there = "is 1" if several == 1 else "are none"
-    return f"a law with one unknown goes through any one point: it takes {LEAST} numbers of ranks above 1, there {there}"
+    return f"a fit needs at least two rank counts above 1; there {'is only one' if several else 'are none'}"

@@ -73,10 +73,10 @@ class Metric:
         """Return the distance from a value within which others are as good."""
         return POINT if self.percent else TENTH * abs(value)
 
-    def relaxed(self, value: float) -> float:
+    def relax(self, value: float) -> float:
         """Return the worst value that is about as good as another.
 
-        >>> Metric("loss", higher=False).relaxed(0.5), round(Metric("accuracy", higher=True).relaxed(0.98), 2)
+        >>> Metric("loss", higher=False).relax(0.5), round(Metric("accuracy", higher=True).relax(0.98), 2)
         (0.55, 0.97)
         """
         return value - self.slack(value) if self.higher else value + self.slack(value)
@@ -199,7 +199,7 @@ class Goal:
         if name in ("accuracy", "loss") and higher is not known:
             better = "higher" if known else "lower"
             raise UsageError(
-                f"a target for {name} must be {'>=' if known else '<='}, because {better} is better"
+                f"a target for {name} needs {'>=' if known else '<='}, because {better} is better"
             )
         if name == "accuracy" and not 0 < value <= 1:
             raise UsageError(f"a target accuracy must be above 0 and at most 1; got {value:g}")

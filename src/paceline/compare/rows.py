@@ -152,8 +152,6 @@ class Row:
     none with that optimizer, simulated if the row is; None if there is no such row, or if a run diverged."""
     speedup_range: tuple[float, float] | None
     """From its slowest run over the fastest serial one to its fastest over the slowest; None without a speedup."""
-    serial_threads: int | None
-    """The threads of that serial row."""
     against_threads: float | None
     """The same speedup over the serial row with the most threads; None if they make it no faster."""
     split: dict[str, float]
@@ -168,6 +166,14 @@ class Row:
     """The runs themselves."""
     setting: str | None = None
     """For a candidate of a search: its batch and learning rate, as far as candidates differ in them; None: it is none."""
+    grows: bool = False
+    """True for a candidate that trains for as long as it takes: it is stopped when it has reached the target or cannot win
+    any more, so where it ended says little."""
+
+    @property
+    def seconds(self) -> tuple[float, ...]:
+        """The training time of each run."""
+        return tuple(run.summary["train_seconds"] for run in self.members)
 
     @property
     def score(self) -> float | None:
@@ -206,6 +212,12 @@ class Row:
         return self.facts.optimizer
 
     @property
+    def effort(self) -> tuple[int, int, bool, str]:
+        """A key that is lower for what is simpler: fewer processes, fewer cores, the same steps as serial training."""
+        same = self.serial or self.facts.equals_serial
+        return self.ranks, self.ranks * self.threads, not same, self.strategy
+
+    @property
     def alone(self) -> bool:
         """True for one rank of a strategy for several: it computes what serial does, so differences mean nothing."""
         return self.ranks == 1 and not self.serial
@@ -233,8 +245,8 @@ class Row:
 
     @property
     def guessed(self) -> bool:
-        """True if no run diverged and yet the test accuracy is that of guessing."""
-        if self.accuracy is None or self.diverged or self.metric != ACCURACY:
+        """True if no run diverged or was stopped early, and yet the test accuracy is that of guessing."""
+        if self.accuracy is None or self.diverged or self.metric != ACCURACY or self.grows:
             return False
         return guessing(self.accuracy, self.chance)
 
@@ -312,7 +324,7 @@ def way_of(run: Run) -> str:
     return str(run.config["strategy"]) + (f" ({how})" if how else "")
 
 
-def simulated_as(run: Run) -> str:
+def describe_simulation(run: Run) -> str:
     """Describe the simulation; empty for a real run.
 
     Measured costs of computing are left out: like a real run's seconds they vary.
@@ -337,7 +349,14 @@ def rows_of(runs: Sequence[Run]) -> list[Row]:
     """
     groups: dict[Key, list[Run]] = defaultdict(list)
     for run, way in zip(runs, ways_of(runs), strict=True):
-        key = (problem_of(run), simulated_as(run), way, run.config["ranks"], run.summary["threads"], None)
+        key = (
+            problem_of(run),
+            describe_simulation(run),
+            way,
+            run.config["ranks"],
+            run.summary["threads"],
+            None,
+        )
         groups[key].append(run)
     return _make_rows(groups, gains=True)
 
@@ -359,14 +378,24 @@ def candidates_of(runs: Sequence[Run]) -> list[Row]:
         setting = ", ".join(words for words, differ in own if differ and words)
         details = [words for words in problem.task[:-1] if words not in ("", "lr not scaled", "constant")]
         common = Problem(title=problem.title, details=", ".join(details), settings=problem.task)
-        key: Key = (common, simulated_as(run), way, run.config["ranks"], run.summary["threads"], setting)
+        key: Key = (
+            common,
+            describe_simulation(run),
+            way,
+            run.config["ranks"],
+            run.summary["threads"],
+            setting,
+        )
         found = longest.setdefault((key, run.config["seed"]), run)
         if len(run.epochs) > len(found.epochs):
             longest[key, run.config["seed"]] = run
     groups: dict[Key, list[Run]] = defaultdict(list)
+    lengths: dict[Problem, set[int]] = defaultdict(set)
     for (key, _), run in longest.items():
         groups[key].append(run)
-    return _make_rows(groups, gains=False)
+        lengths[key[0]].add(0 if run.config.get("program") else run.config["epochs"])
+    # Runs of programs are whole, and so are all if the schedule of the learning rate depends on their length.
+    return [replace(row, grows=len(lengths[row.problem]) > 1) for row in _make_rows(groups, gains=False)]
 
 
 def _make_rows(groups: Mapping[Key, list[Run]], *, gains: bool) -> list[Row]:
@@ -407,8 +436,8 @@ def choose_metric(rows: Sequence[Row]) -> Metric:
     return next((found for name in own if name != LOSS.name and (found := metric_named(name))), LOSS)
 
 
-def compared_by(rows: Iterable[Row], metric: Metric) -> list[Row]:
-    """Return the rows, to be compared by another metric."""
+def replace_metric(rows: Iterable[Row], metric: Metric) -> list[Row]:
+    """Return the rows with another metric to compare them by."""
     return [replace(row, metric=metric) for row in rows]
 
 
@@ -477,7 +506,6 @@ def _row(key: Key, members: list[Run], serial: Mapping[int, Span], where: str) -
         samples_per_second=samples / sum(seconds) if samples else None,
         speedup=None if fewest is None else gain[fewest],
         speedup_range=None if fewest is None else _divide(serial[fewest], seconds),
-        serial_threads=fewest,
         against_threads=gain[max(gain)] if gain and gain[max(gain)] < gain[min(gain)] else None,
         split={kind: fmean(s["seconds"][kind] for s in summaries) for kind in KINDS},
         bytes_sent=fmean(s["bytes_sent"] for s in summaries),

@@ -16,7 +16,7 @@ from paceline.record import Run
 from paceline.record.environment import layout
 from paceline.strategies import Facts, Load, Traffic, passes_of
 from paceline.strategies import epoch_samples as samples_of
-from paceline.training.job import built_in
+from paceline.training.job import find_built_in
 
 # Formulas are evaluated rank by rank, which takes too long above this many ranks.
 MOST = 1024
@@ -25,7 +25,7 @@ MOST = 1024
 def facts_of(run: Run) -> Facts:
     """Return the facts about the strategy of a run."""
     c = run.config
-    strategy = built_in(str(c["strategy"]))
+    strategy = find_built_in(str(c["strategy"]))
     if strategy is not None:
         return Facts.of(strategy, ranks=c["ranks"], update=str(c.get("update", "sgd")))
     return Facts.read(c.get("strategy_facts"), ranks=c["ranks"]) or _infer_facts(run)
@@ -37,7 +37,7 @@ def workers(strategy: str, ranks: int) -> int:
     >>> workers("sync", 4), workers("my_module:Mine", 4)
     (4, 4)
     """
-    found = built_in(strategy)
+    found = find_built_in(strategy)
     return ranks if found is None else found.workers(ranks)
 
 
@@ -85,7 +85,7 @@ def theory_of(run: Run) -> Traffic:
         return Traffic.unknown(f"not worked out above {MOST:,} ranks")
     if (run.simulated or {}).get("faults"):
         return Traffic.unknown("ranks failed")
-    strategy = built_in(str(c["strategy"]))
+    strategy = find_built_in(str(c["strategy"]))
     if strategy is not None:
         return strategy.traffic(Load.of(c, s, Nodes(layout(run))))
     return _read_traffic(s.get("expected_traffic"))

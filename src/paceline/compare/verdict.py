@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from paceline.compare.metric import LOSS
+from paceline.compare.noise import WITHIN, Timing, with_noise, within_noise
 from paceline.compare.rows import Row, label
 from paceline.text import count, seconds
 
@@ -13,6 +14,8 @@ from paceline.text import count, seconds
 NAMED = 2
 # As many times as fast as there are cores is perfect; a little more may be due to caches, but not this much.
 SUPERLINEAR = 1.1
+# The beginning of the verdict where one process with many threads is the fastest.
+THREADS_WIN = "threads win"
 
 
 def reference(rows: Sequence[Row], optimizer: str = "") -> Row | None:
@@ -37,7 +40,7 @@ def as_good(row: Row, than: Row | None) -> bool:
         return True
     if than.score is None or row.score is None:
         return than.score is None
-    return than.metric.reaches(row.score, than.metric.relaxed(than.score))
+    return than.metric.reaches(row.score, than.metric.relax(than.score))
 
 
 def best(rows: Sequence[Row]) -> Row | None:
@@ -73,26 +76,27 @@ def standing(row: Row, rows: Sequence[Row]) -> str:
     return "oversubscribed" if row.oversubscribed else ""
 
 
-def superlinear(speedup: float, cores: float) -> bool:
-    """Return True if a speedup is implausible: more than so many times as many cores can give.
+def superlinear(speedup: float, cores: int) -> bool:
+    """Return True if a speedup is implausible: more than so many cores can give.
 
     >>> superlinear(2.5, cores=2), superlinear(2.1, cores=2)
     (True, False)
     """
-    return speedup > SUPERLINEAR * max(cores, 1.0)
+    return speedup > SUPERLINEAR * cores
 
 
 def implausible(row: Row, rows: Sequence[Row]) -> bool:
     """Return True if even the slowest of a row's runs is faster than its cores can make it.
 
     Then its times or serial's are wrong: something else was running. Larger batches than serial's explain it as well.
+    Serial's own threads may have gained it nothing, so they do not count.
     """
-    if row.speedup_range is None or row.serial_threads is None or row.simulated or row.serial or row.alone:
+    if row.speedup_range is None or row.simulated or row.serial or row.alone:
         return False
-    serial = fastest_serial(real(rows))
+    serial = fastest_serial(select_real(rows))
     if serial is not None and row.batch > serial.batch:
         return False
-    return superlinear(row.speedup_range[0], row.ranks * row.threads / row.serial_threads)
+    return superlinear(row.speedup_range[0], row.ranks * row.threads)
 
 
 def _implausible(row: Row) -> str:
@@ -104,12 +108,12 @@ def _implausible(row: Row) -> str:
     )
 
 
-def real(rows: Sequence[Row]) -> list[Row]:
+def select_real(rows: Sequence[Row]) -> list[Row]:
     """Return the rows of real ranks."""
     return [row for row in rows if not row.simulated]
 
 
-def simulated(rows: Sequence[Row]) -> list[Row]:
+def select_simulated(rows: Sequence[Row]) -> list[Row]:
     """Return the rows of simulated ranks."""
     return [row for row in rows if row.simulated]
 
@@ -120,7 +124,7 @@ def verdict(rows: Sequence[Row]) -> tuple[str, ...]:
     Strategies are compared with serial under the same optimizer. If optimizers differ, the first sentence says so, and
     there is a sentence for each of them.
     """
-    tried, foretold = real(rows), simulated(rows)
+    tried, foretold = select_real(rows), select_simulated(rows)
     said = [_capital(sentence, tried) for sentence in _by_optimizer(tried)]
     return (*said, *(f"Simulated: {sentence}" for sentence in _by_optimizer(foretold)))
 
@@ -146,7 +150,7 @@ def _by_optimizer(rows: Sequence[Row]) -> list[str]:
         return [_verdict(rows)] if rows else []
     said = [_difference(rows, groups)]
     for kind, own in groups.items():
-        if any(not row.serial for row in own):
+        if any(not row.serial for row in own) or len(own) > 1:
             begin = f"with {kind or rows[0].members[0].config['update']}, "
             said.append(f"{begin}{_verdict(own)}")
     return said
@@ -166,16 +170,27 @@ def _difference(rows: Sequence[Row], groups: Mapping[str, Sequence[Row]]) -> str
             parts.append(f"{named} {'makes its' if len(who) == 1 else 'make their'} steps by the rule {kind}")
         if serial:
             than = reference(own, kind) or serial[0]
-            parts.append(f"{label(than)}, applies that rule without staleness and ends {_got(than)}")
+            how = "applies that rule without staleness" if named else f"makes its steps by the rule {kind}"
+            parts.append(f"{label(than)}, {how} and ends {_got(than)}{_slower_than_plain(than, groups)}")
         elif who:
             missing.append(kind)
     plain = reference(groups.get("", ()))
     other = f", with which serial ends {_got(plain)}" if plain is not None and plain.serial else ""
+    if any(row.serial and row.guessed for row in groups.get("", ())):
+        other = ", with which serial learned nothing"
     said = f"the optimizer differs: {'; '.join(parts)}; the update of the others is {update}{other}"
     if missing:
         names = " and ".join(f"serial:rule={kind}" for kind in missing)
         return f"{said}. There is no run of {names}: differences in accuracy may be due to the rule, not to the strategy."
     return f"{said}. Each is compared with serial under its own optimizer."
+
+
+def _slower_than_plain(row: Row, groups: Mapping[str, Sequence[Row]]) -> str:
+    """Compare the time of one process with a rule with that of one with the run's update and as many threads."""
+    alike = [one for one in groups.get("", ()) if one.serial and one.threads == row.threads]
+    if not alike or not min(row.train_seconds, alike[0].train_seconds) > 0:
+        return ""
+    return f", in {row.train_seconds / alike[0].train_seconds:.2f} times the time of serial"
 
 
 def _capital(sentence: str, rows: Sequence[Row]) -> str:
@@ -193,16 +208,14 @@ def _verdict(rows: Sequence[Row]) -> str:
     than = reference(rows, next((row.optimizer for row in rows if not row.serial), rows[0].optimizer))
     others = [row for row in rows if not row.serial and not row.alone]
     if than is None and any(row.guessed for row in rows):
-        return f"{guesses(next(row for row in rows if row.guessed))}{_diverged(rows)}."
+        return f"{guesses(next(row for row in rows if row.guessed))}{_list_diverged(rows)}."
     if than is None:
         return f"every {'run' if len(rows) == 1 else 'strategy tried'} diverged."
     if not others:
-        nothing = (
-            "nothing was tried on more than one rank"
-            if _alone(rows)
-            else "there is nothing to compare it with"
-        )
-        return f"{_timed(best(rows) or than)}; {nothing}{_diverged(rows)}."
+        nothing = "there is nothing to compare it with"
+        if _alone(rows) or len([row for row in rows if row.serial]) > 1:
+            nothing = "nothing was tried on more than one rank"
+        return f"{_label_with_time(best(rows) or than)}{_threads(rows)}; {nothing}{_list_diverged(rows)}."
     good = [row for row in others if as_good(row, than)]
     if not good:
         nearest = min(others, key=_error)
@@ -217,11 +230,13 @@ def _verdict(rows: Sequence[Row]) -> str:
         key=_seconds,
     )
     faster = sorted((row for row in worse if _seconds(row) < _seconds(fastest)), key=_seconds)
-    return f"{_bought(nearest, than, rows, faster)}{_beside(faster)}{_most(good, nearest, than)}{_diverged(rows)}."
+    said = f"{_bought(nearest, than, rows, faster)}{_beside(faster)}{_most(good, nearest, than)}"
+    threads = "" if said.startswith(THREADS_WIN) or nearest.against_threads is not None else _threads(rows)
+    return f"{said}{threads}{_list_diverged(rows)}."
 
 
 def _bought(nearest: Row, than: Row, rows: Sequence[Row], faster: Sequence[Row]) -> str:
-    said = _timed(nearest)
+    said = _label_with_time(nearest)
     if not any(row.serial for row in rows):
         return f"{said} is the fastest; there is no serial run to compare it with"
     if not than.serial and any(row.guessed for row in rows if row.serial):
@@ -237,7 +252,7 @@ def _bought(nearest: Row, than: Row, rows: Sequence[Row], faster: Sequence[Row])
             alone = (
                 f"one process with {count(serial.threads, 'thread')} takes {seconds(serial.train_seconds)} s"
             )
-            return f"threads win: {alone}, and {what} was faster; closest was {said}, {speed}"
+            return f"{THREADS_WIN}: {alone}, and {what} was faster; closest was {said}, {speed}"
         return f"{what} was faster than {name}; closest was {said}, {speed}"
     at = ""
     if nearest.score is not None and than.score is not None:
@@ -250,6 +265,20 @@ def _bought(nearest: Row, than: Row, rows: Sequence[Row], faster: Sequence[Row])
             f" with {count(fewest, 'thread')} and {nearest.against_threads:.2f} times as fast as with {most}"
         )
     return f"{said}, is {of}{_aside(nearest, rows)}{at}"
+
+
+def _threads(rows: Sequence[Row]) -> str:
+    """Compare one process with several threads and with as few as were tried; empty if there is nothing to compare."""
+    serial = [row for row in rows if row.serial and not row.diverged]
+    fewest = min(serial, key=lambda row: (row.threads, row.train_seconds), default=None)
+    more = [row for row in serial if fewest is not None and row.threads > fewest.threads]
+    if fewest is None or not more or not fewest.train_seconds > 0:
+        return ""
+    row = min(more, key=_seconds)
+    gain = fewest.train_seconds / row.train_seconds
+    took = f"{seconds(row.train_seconds)} s instead of {seconds(fewest.train_seconds)} s"
+    speed = f"one process with {row.threads} threads runs at {gain:.2f} times its speed with {fewest.threads}"
+    return f"; {speed} ({took}{'; ' + WITHIN if _is_noise(row, fewest, rows) else ''})"
 
 
 def _name(than: Row) -> str:
@@ -267,12 +296,18 @@ def _aside(row: Row, rows: Sequence[Row]) -> str:
     if serial is None:
         return ""
     said = [] if row.batch == serial.batch else [f"with batches of {row.batch}, serial's are {serial.batch}"]
-    ours, theirs = row.seconds_range, serial.seconds_range
-    if max(row.runs, serial.runs) > 1 and ours[0] <= theirs[1] and theirs[0] <= ours[1]:
-        said.append("their runs' times overlap")
+    if _is_noise(row, serial, rows):
+        said.append(WITHIN)
     if implausible(row, rows):
         said.append(f"implausible: more than {count(row.ranks, 'rank')} can give")
     return f" ({'; '.join(said)})" if said else ""
+
+
+def _is_noise(one: Row, other: Row, rows: Sequence[Row]) -> bool:
+    """Return True if the difference between the training times of two rows is within the noise of all rows."""
+    whole = [row for row in rows if not row.diverged]
+    times = with_noise({row: Timing(seconds=row.seconds) for row in {*whole, one, other}})
+    return within_noise(times[one], times[other])
 
 
 def fastest_serial(rows: Sequence[Row]) -> Row | None:
@@ -309,13 +344,13 @@ def _most(good: Sequence[Row], nearest: Row, than: Row) -> str:
     most, metric = min(good, key=_error), than.metric
     if most is nearest or most.score is None or than.score is None:
         return ""
-    if metric.reaches(than.score, metric.relaxed(most.score)):
+    if metric.reaches(than.score, metric.relax(most.score)):
         return ""
     words = "most accurate" if metric.percent else f"best by {metric.name}"
     return f"; {words} was {label(most)}, at {quality(most)}"
 
 
-def _diverged(rows: Sequence[Row]) -> str:
+def _list_diverged(rows: Sequence[Row]) -> str:
     named = [label(row) for row in rows if row.diverged]
     return f"; diverged: {'; '.join(named[:NAMED])}{_more(named[NAMED:])}" if named else ""
 
@@ -367,7 +402,7 @@ def _more(rest: Sequence[str]) -> str:
     return f"; and {len(rest)} more" if rest else ""
 
 
-def _timed(row: Row) -> str:
+def _label_with_time(row: Row) -> str:
     return f"{label(row)}, in {seconds(row.train_seconds)} s"
 
 

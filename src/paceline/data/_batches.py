@@ -229,7 +229,7 @@ class Batches:
         """Return the number of samples in the global batch of a step."""
         return self.batch if self.draws is not None else min(self.batch, len(self.split) - step * self.batch)
 
-    def taking(self, indices: Array, epoch: int, step: int) -> Batch:
+    def make_batch(self, indices: Array, epoch: int, step: int) -> Batch:
         """Return a batch of the given samples, at most as many as a whole batch has."""
         count = len(indices)
         inputs, labels = self._inputs[:count], self._labels[:count]
@@ -273,16 +273,16 @@ _orders: WeakValueDictionary[tuple[int, ...], Array] = WeakValueDictionary()
 
 def _permutation(samples: int, seed: int, *key: int) -> Array:
     """Return a random order of all samples: a read-only array, shared by all callers with the same arguments."""
-    return _shared((samples, seed, *key), lambda: _generator(seed, *key).permutation(samples))
+    return _find_or_draw((samples, seed, *key), lambda: _generator(seed, *key).permutation(samples))
 
 
 def _cached_draw(samples: int, rows: int, size: int, seed: int, *key: int) -> Array:
     """Return the result of `_draw`: a read-only array, shared by all callers with the same arguments."""
     what = (samples, rows, size, seed, *key)
-    return _shared(what, lambda: _draw(_generator(seed, *key), samples, rows, size))
+    return _find_or_draw(what, lambda: _draw(_generator(seed, *key), samples, rows, size))
 
 
-def _shared(what: tuple[int, ...], draw: Callable[[], Array]) -> Array:
+def _find_or_draw(what: tuple[int, ...], draw: Callable[[], Array]) -> Array:
     order = _orders.get(what)
     if order is None:
         order = draw()
@@ -347,12 +347,12 @@ class Shares:
     >>> shares = Shares(Batches(load("iris").train, batch=32, rank=1, ranks=3))
     >>> [batch.count for batch in shares.pieces(0, rank=1, ranks=3)]          # a slice of every batch
     [11, 11, 11, 8]
-    >>> [(batch.step, batch.count) for batch in shares.dealt(0)]              # batches 1, 4, …; 0 samples when none is left
+    >>> [(batch.step, batch.count) for batch in shares.deal(0)]              # batches 1, 4, …; 0 samples when none is left
     [(1, 32), (4, 0)]
     >>> [(batch.step, batch.count) for batch in shares.own(0)]                # batches of a third of the data
     [(0, 32), (1, 8)]
 
-    The `step` of a batch counts the batches of the run in `pieces`, `whole` and `dealt`; in `own` it counts the turns that
+    The `step` of a batch counts the batches of the run in `pieces`, `whole` and `deal`; in `own` it counts the turns that
     all ranks take together.
     """
 
@@ -369,7 +369,7 @@ class Shares:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Return the number of batches in an epoch, of all ranks together."""
+        """The number of batches in an epoch, of all ranks together."""
         return self.batches.steps_per_epoch
 
     def pieces(self, epoch: int, rank: int, ranks: int, start: int = 0) -> Iterator[Batch]:
@@ -380,7 +380,7 @@ class Shares:
         """Return the whole batch of one step of the run."""
         return self._cut(0, 1).at(*divmod(step, self.steps_per_epoch))
 
-    def dealt(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+    def deal(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """Yield whole batches, dealt out like cards; all ranks have the same number of turns, the last perhaps empty."""
         rank, ranks, steps = self.batches.rank, self.batches.ranks, self.steps_per_epoch
         left = self._left.get(epoch)
@@ -390,23 +390,25 @@ class Shares:
                 place = (turn - start) * ranks + rank
                 step = int(left[place]) if place < len(left) else steps
             yield (
-                self.whole(epoch * steps + step) if step < steps else self._none(epoch, epoch * steps + step)
+                self.whole(epoch * steps + step)
+                if step < steps
+                else self._make_empty(epoch, epoch * steps + step)
             )
 
     @property
     def dealt_turns(self) -> int:
-        """Return the number of turns in an epoch of `dealt`, the same on every rank."""
+        """The number of turns in an epoch of `deal`, the same on every rank."""
         return -(-self.steps_per_epoch // self.batches.ranks)
 
     def resume_dealt(self, epoch: int, turns: Sequence[int]) -> int:
-        """Go on with an epoch of `dealt` of which rank r of others has had `turns[r]` turns; return the next turn.
+        """Go on with an epoch of `deal` of which rank r of others has had `turns[r]` turns; return the next turn.
 
         The batches that are left are dealt out anew to this number of ranks.
 
         >>> from paceline.data import load
         >>> shares = Shares(Batches(load("iris").train, batch=12, rank=0, ranks=2))     # 10 batches
         >>> start = shares.resume_dealt(0, [2, 1, 2])                                   # of 3 ranks; 1 has fallen behind
-        >>> start, [batch.step for batch in shares.dealt(0, start)]
+        >>> start, [batch.step for batch in shares.deal(0, start)]
         (2, [4, 7, 9])
         """
         ranks, steps = len(turns), self.steps_per_epoch
@@ -423,16 +425,20 @@ class Shares:
             step = epoch * self._rounds + turn
             if rest is not None:
                 mine = rest[(turn - start) * own.batch :][: own.batch]
-                batch = self._cut(0, 1).taking(mine, epoch, step) if len(mine) else self._none(epoch, step)
+                batch = (
+                    self._cut(0, 1).make_batch(mine, epoch, step)
+                    if len(mine)
+                    else self._make_empty(epoch, step)
+                )
             else:
-                batch = own.at(epoch, turn) if turn < self._turns else self._none(epoch, step)
+                batch = own.at(epoch, turn) if turn < self._turns else self._make_empty(epoch, step)
             # All ranks agree on the step, even where one has fewer batches; the offset makes dropout differ between ranks.
             batch.step, batch.offset = step, self.batches.rank * self.batches.batch
             yield batch
 
     @property
     def own_turns(self) -> int:
-        """Return the number of turns in an epoch of `own`, the same on every rank."""
+        """The number of turns in an epoch of `own`, the same on every rank."""
         self.own_batches()
         return self._rounds
 
@@ -543,7 +549,7 @@ class Shares:
             self._pieces[rank, ranks] = found
         return found
 
-    def _none(self, epoch: int, step: int) -> Batch:
+    def _make_empty(self, epoch: int, step: int) -> Batch:
         empty = self._cut(0, 1).empty()
         empty.epoch, empty.step = epoch, step
         return empty

@@ -35,19 +35,19 @@ New = Callable[[str, tuple[int, ...], DTypeLike], Array]
 """`new("images", (70000, 28, 28), np.uint8)` creates one array of the entry, in its mapped file."""
 
 
-def cached(name: str, fingerprint: str, build: Callable[[New], None]) -> dict[str, Array]:
+def load_or_build(name: str, fingerprint: str, build: Callable[[New], None]) -> dict[str, Array]:
     """Return the arrays of an entry, read-only and memory-mapped; `build` creates them if they do not exist yet.
 
     >>> def squares(new):
     ...     new("squares", (4,), np.int64)[:] = [0, 1, 4, 9]
-    >>> cached("doctest-squares", "1", squares)["squares"].tolist()
+    >>> load_or_build("doctest-squares", "1", squares)["squares"].tolist()
     [0, 1, 4, 9]
     """
     for folder in cache_folders():
         entry = _entry(folder, name, fingerprint)
         if (arrays := _open(entry)) is not None:
             return arrays
-    folder = _writable()
+    folder = _find_writable()
     entry = _entry(folder, name, fingerprint)
     try:
         with _lock_entry(folder / f"{name}.lock") as alone:
@@ -100,18 +100,18 @@ def state(*files: Path | str) -> str:
 def entry_name(kind: str, path: Path, *options: object) -> str:
     """Return the name of the entry for a file or folder that is read with the given options."""
     stem = "".join(c if c.isascii() and c.isalnum() else "-" for c in path.name)[:40]
-    return f"{kind}-{stem}-{_short(str(path.resolve()), *options)}"
+    return f"{kind}-{stem}-{_digest(str(path.resolve()), *options)}"
 
 
 def _entry(folder: Path, name: str, fingerprint: str) -> Path:
-    return folder / f"{name}-{_short(fingerprint)}"
+    return folder / f"{name}-{_digest(fingerprint)}"
 
 
-def _short(*parts: object) -> str:
+def _digest(*parts: object) -> str:
     return hashlib.sha256("\0".join(map(str, parts)).encode(errors="surrogateescape")).hexdigest()[:16]
 
 
-def _writable() -> Path:
+def _find_writable() -> Path:
     tried = cache_folders()
     for folder in tried:
         try:
@@ -222,10 +222,10 @@ SHA256 = {
 }
 
 
-def shipped(name: str) -> tuple[NDArray[Any], NDArray[Any]]:
+def load_shipped(name: str) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return the inputs and labels of a data set that comes with paceline, memory-mapped.
 
-    >>> inputs, labels = shipped("iris")
+    >>> inputs, labels = load_shipped("iris")
     >>> inputs.shape, labels.shape
     ((150, 4), (150,))
     """
@@ -236,5 +236,5 @@ def shipped(name: str) -> tuple[NDArray[Any], NDArray[Any]]:
         new("inputs", inputs.shape, inputs.dtype)[...] = inputs
         new("labels", labels.shape, np.int64)[...] = labels
 
-    arrays = cached(name, SHA256[name], build)
+    arrays = load_or_build(name, SHA256[name], build)
     return arrays["inputs"], arrays["labels"]

@@ -277,7 +277,7 @@ class Dataset:
 
     @property
     def target(self) -> str:
-        """Return the kind of labels: "classes" or "numbers"."""
+        """The kind of labels: "classes" or "numbers"."""
         return "classes" if self.classes else "numbers"
 
 

@@ -23,7 +23,7 @@ from paceline.data._samples import (
     describe_classes,
     find_ignored,
 )
-from paceline.errors import UsageError, unknown
+from paceline.errors import UsageError, split_list, unknown
 from paceline.names import Spec, options_of, parse
 
 Array = NDArray[Any]
@@ -451,7 +451,8 @@ def _reader(path: Path, options: str) -> Spec:
 
 def _spec(reader: str, path: str, options: str) -> Spec:
     """Return the spec of a loader for a path, which may hold commas and colons."""
-    spec = parse("data", f"{reader}:path=-,{options}")
+    words = ["path=-", *split_list(options, f"{reader}:{path},{options}")]
+    spec = parse("data", f"{reader}:{','.join(words)}")
     return dataclasses.replace(spec, options=spec.options | {"path": path})
 
 

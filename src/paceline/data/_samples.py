@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.data._cache import New, cached
+from paceline.data._cache import New, load_or_build
 from paceline.data._dataset import IGNORED, ArraySplit, Dataset, Inputs, Several, Split, divide
 from paceline.errors import UsageError, unknown
 
@@ -373,7 +373,7 @@ def read_stored(entry: str, fingerprint: str, read: Callable[[], Checked]) -> Ch
             if any(texts):
                 new(name, (len(texts),), np.array(texts).dtype)[:] = texts
 
-    arrays = cached(entry, fingerprint, build)
+    arrays = load_or_build(entry, fingerprint, build)
     return Checked(
         parts={
             part: (arrays[f"{part}_inputs"], arrays[f"{part}_labels"])

@@ -5,7 +5,7 @@ The test part of UCI's "Optical recognition of handwritten digits", E. Alpaydin 
 
 from __future__ import annotations
 
-from paceline.data._cache import shipped
+from paceline.data._cache import load_shipped
 from paceline.data._dataset import ArraySplit, Dataset, divide
 
 
@@ -16,7 +16,7 @@ def load(*, validation: float = 0.1, test: float = 0.1, seed: int = 0) -> Datase
     >>> len(data.train), len(data.validation), len(data.test), data.shape
     (1437, 180, 180, (8, 8))
     """
-    inputs, labels = shipped("digits")
+    inputs, labels = load_shipped("digits")
     return divide(
         "digits",
         ArraySplit(inputs, labels, scale=1 / 16),

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.data._cache import New, cached, entry_name, state
+from paceline.data._cache import New, entry_name, load_or_build, state
 from paceline.data._dataset import ArraySplit, Dataset, cut
 from paceline.data._samples import check_inputs, check_labels
 from paceline.errors import UsageError
@@ -108,7 +108,7 @@ def read(path: Path) -> Array:
             raise _wrong_size(path, promised, there)
         if kind.itemsize == 1 and promised:
             return np.asarray(np.memmap(path, kind, "r", start, shape))
-    return cached(entry_name("idx", path), state(path), lambda new: _unpack(path, new))["array"]
+    return load_or_build(entry_name("idx", path), state(path), lambda new: _unpack(path, new))["array"]
 
 
 def _unpack(path: Path, new: New) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.data._cache import New, cached, entry_name, release, state
+from paceline.data._cache import New, entry_name, load_or_build, release, state
 from paceline.data._dataset import ArraySplit, Dataset, Split, divide
 from paceline.errors import UsageError
 from paceline.files import MOST_COMPRESSED, open_file
@@ -60,8 +60,8 @@ def load(
     parts, names = _find(folder)
     width_height = _size(size)
     everything = [file for files in parts.values() for file, _ in files]
-    with _quiet():
-        arrays = cached(
+    with _silence_pillow():
+        arrays = load_or_build(
             entry_name("images", folder, size, color),
             state(*everything),
             lambda new: _decode(folder, parts, width_height, color, new),
@@ -183,7 +183,7 @@ def _decode(
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _silence_pillow() -> Iterator[None]:
     """Silence Pillow, which warns of metadata that are not used, and logs what it then raises."""
     log = logging.getLogger("PIL")
     before = log.level

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from paceline.data._cache import shipped
+from paceline.data._cache import load_shipped
 from paceline.data._dataset import ArraySplit, Dataset, divide
 
 
@@ -16,7 +16,7 @@ def load(*, validation: float = 0.1, test: float = 0.1, seed: int = 0) -> Datase
     >>> len(data.train), len(data.test)
     (120, 30)
     """
-    inputs, labels = shipped("iris")
+    inputs, labels = load_shipped("iris")
     return divide(
         "iris",
         ArraySplit(inputs, labels),

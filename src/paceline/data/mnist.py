@@ -6,7 +6,7 @@ kept for validation. Y. LeCun, C. Cortes, C. Burges, "The MNIST database of hand
 
 from __future__ import annotations
 
-from paceline.data._cache import shipped
+from paceline.data._cache import load_shipped
 from paceline.data._dataset import ArraySplit, Dataset
 from paceline.errors import UsageError
 
@@ -19,7 +19,7 @@ def load(*, validation: int = 10_000) -> Dataset:
     """
     if not 0 <= validation < 60_000:
         raise UsageError(f"validation of mnist must be from 0 to 59999 images; got {validation}")
-    inputs, labels = shipped("mnist")
+    inputs, labels = load_shipped("mnist")
     train, test = 60_000 - validation, 60_000
     return Dataset(
         name="mnist",

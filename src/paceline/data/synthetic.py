@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from paceline.data._cache import New, cached
+from paceline.data._cache import New, load_or_build
 from paceline.data._dataset import ArraySplit, Dataset, divide
 from paceline.errors import UsageError
 from paceline.text import amount
@@ -63,7 +63,7 @@ def load(
             labels[:] = inputs @ weights / math.sqrt(inputs.shape[1])
             labels += np.float32(noise) * generator.standard_normal(samples, np.float32)
 
-    arrays = cached("synthetic", f"{samples} {shape} {classes} {noise} {seed}", build)
+    arrays = load_or_build("synthetic", f"{samples} {shape} {classes} {noise} {seed}", build)
     return divide(
         "synthetic",
         ArraySplit(arrays["inputs"], arrays["labels"]),

@@ -17,7 +17,7 @@ from paceline import names
 from paceline.diagnosis.case import Case, Scale
 from paceline.errors import UsageError
 from paceline.strategies import Strategy, Trouble
-from paceline.training.job import built_in, strategy_name
+from paceline.training.job import find_built_in, strategy_name
 
 # The fraction of a step that the exchange may take.
 EXCHANGE = 0.2
@@ -35,7 +35,7 @@ MORE_NODES = "to see what more nodes would do"
 
 def strategy(case: Case, **changes: Any) -> str:
     """Format the case's strategy with other options: --strategy sync:balance=true."""
-    known = built_in(case.strategy)
+    known = find_built_in(case.strategy)
     if known is not None:
         return f"--strategy {strategy_name(replace(known, **changes))}"  # type: ignore[type-var]
     name, options = split_options(case.strategy)
@@ -123,7 +123,7 @@ def batch_setting(case: Case, batch: int, why: str) -> str | None:
     if most is not None and whole > most:
         whole = most if batch <= most else 1 << (most.bit_length() - 1) if most else 0
     # If the goal is far away, half of the way is worth advising.
-    return None if whole <= now or (whole < batch and whole < 2 * now) else batch_typed(case, whole, why)
+    return None if whole <= now or (whole < batch and whole < 2 * now) else spell_batch(case, whole, why)
 
 
 def may_grow(case: Case) -> bool:
@@ -134,7 +134,7 @@ def may_grow(case: Case) -> bool:
     return case.config.get("draws") is not None and not divided  # an epoch keeps its steps
 
 
-def batch_typed(case: Case, batch: int, why: str) -> str:
+def spell_batch(case: Case, batch: int, why: str) -> str:
     """Format a larger batch together with the settings to adjust."""
     setting = f"--batch {batch}"
     if case.config.get("batch_per_rank") is not None and not case.whole_batches:
@@ -216,7 +216,7 @@ def fewer_good(case: Case, than: int) -> int | None:
 
 def possible(case: Case, number: int) -> bool:
     """Return True if the strategy can use this many ranks."""
-    known = built_in(case.strategy)
+    known = find_built_in(case.strategy)
     if known is None:
         return number > case.at.ranks - case.facts.workers
     try:
@@ -229,7 +229,7 @@ def possible(case: Case, number: int) -> bool:
 # ---- filtering advice
 
 
-def joined(case: Case, tried: Iterable[str], *, of_accuracy: bool = False) -> str:
+def join_worthwhile(case: Case, tried: Iterable[str], *, of_accuracy: bool = False) -> str:
     """Join the advice that is worth trying; `of_accuracy`: its aim is accuracy, not speed."""
     return ", or ".join(dict.fromkeys(each for each in tried if worth(case, each, of_accuracy=of_accuracy)))
 
@@ -248,20 +248,20 @@ def worth(case: Case, advice: str, *, of_accuracy: bool = False) -> bool:
     """Return True if it is valid, can run, and has not been measured to be no better."""
     given = settings_in(advice)
     number = int(given.get("n", case.at.ranks))
-    if not _accepted(case, given, number):
+    if not _is_accepted(case, given, number):
         return False
     if given.keys() - {"n", "strategy"}:
         return True
     if number > case.at.ranks and not case.at.fits(number):
         return False
-    known = _measured(case, given.get("strategy", case.strategy), number)
+    known = _find_scale(case, given.get("strategy", case.strategy), number)
     return known is None or known is case.at or _better(case, known, case.at, of_accuracy=of_accuracy)
 
 
-def _accepted(case: Case, given: dict[str, str], number: int) -> bool:
+def _is_accepted(case: Case, given: dict[str, str], number: int) -> bool:
     if "strategy" not in given:
         return possible(case, number)
-    strategy = built_in(given["strategy"])
+    strategy = find_built_in(given["strategy"])
     if strategy is None:  # the user's own, with other options
         return possible(case, number)
     batch, samples = given.get("batch", case.config.get("batch")), case.config.get("samples")
@@ -275,12 +275,13 @@ def _accepted(case: Case, given: dict[str, str], number: int) -> bool:
     return not strategy.whole_batches or case.config.get("lr_scaling", "none") == "none"
 
 
-def _measured(case: Case, strategy: str, number: int) -> Scale | None:
+def _find_scale(case: Case, strategy: str, number: int) -> Scale | None:
     """Return the runs of a strategy on this many ranks, simulated or real like those of the case."""
-    wanted = _chosen(case, strategy)
+    wanted = _resolve_strategy(case, strategy)
     for other in case.beside:
         if other.simulated == case.simulated and (
-            other.strategy == strategy or (wanted is not None and _chosen(case, other.strategy) == wanted)
+            other.strategy == strategy
+            or (wanted is not None and _resolve_strategy(case, other.strategy) == wanted)
         ):
             found = [scale for scale in other.scales if scale.ranks == number]
             if found:
@@ -288,9 +289,9 @@ def _measured(case: Case, strategy: str, number: int) -> Scale | None:
     return None
 
 
-def _chosen(case: Case, strategy: str) -> Strategy | None:
+def _resolve_strategy(case: Case, strategy: str) -> Strategy | None:
     """Return a strategy of paceline's with everything decided that depends on the update of the case."""
-    known = built_in(strategy)
+    known = find_built_in(strategy)
     return None if known is None else known.for_update(str(case.config.get("update", "sgd")))
 
 

@@ -19,9 +19,9 @@ import numpy as np
 from paceline.collectives import CostModel, Nodes, cost, has_cost
 from paceline.compare.laws import fit_line
 from paceline.compare.metric import ACCURACY, LOSS, Metric, metric_named, names_in, read_last, read_test
-from paceline.compare.rows import simulated_as, ways_of
+from paceline.compare.rows import describe_simulation, ways_of
 from paceline.compare.theory import facts_of
-from paceline.diagnosis.timing import Line, Timing, given_line, line_of, timing_of
+from paceline.diagnosis.timing import Line, Timing, fit_given_costs, line_of, timing_of
 from paceline.errors import UsageError
 from paceline.record import Run
 from paceline.record.environment import node_of
@@ -203,6 +203,12 @@ class Case:
     # ---- where scaling stops
 
     @cached_property
+    def judged(self) -> tuple[Scale, ...]:
+        """The runs that show how it scales: without those on more ranks than cores, unless no others use several ranks."""
+        fit = tuple(scale for scale in self.scales if not scale.oversubscribed)
+        return fit if any(scale.ranks > 1 and not scale.diverged for scale in fit) else self.scales
+
+    @cached_property
     def limit(self) -> Limit | None:
         """The scaling limit; None if there is nothing to compare with, or if all runs diverged."""
         points = self._points
@@ -220,7 +226,7 @@ class Case:
         """The runs examined: at the scaling limit or, if it is never faster than serial, the fastest ones."""
         if self.looked_at is not None:
             return next(scale for scale in self.scales if scale.ranks == self.looked_at)
-        good = [scale for scale in self.scales if not scale.diverged] or list(self.scales)
+        good = [scale for scale in self.judged if not scale.diverged] or list(self.judged)
         stops = self.limit
         if stops is None:
             return good[-1]
@@ -231,7 +237,7 @@ class Case:
 
     @cached_property
     def _points(self) -> list[ScalingPoint]:
-        return [point for scale in self.scales if (point := self._point(scale)) is not None]
+        return [point for scale in self.judged if (point := self._point(scale)) is not None]
 
     def _point(self, scale: Scale) -> ScalingPoint | None:
         speedup = self.speedup(scale)
@@ -319,7 +325,7 @@ class Case:
         alike = [scale for scale in alike if not scale.oversubscribed or scale is self.at]
         timed = None if self.simulated and self.costs else line_of(scale.timing.by_count for scale in alike)
         if (timed is None or not self.grows(timed)) and self.costs is not None and timing.samples:
-            timed = given_line(self.costs, timing.samples, self.at.place.on_node)
+            timed = fit_given_costs(self.costs, timing.samples, self.at.place.on_node)
         if timed is None:
             return Line(fixed=0.0, each=timing.compute / (timing.samples or 1.0), basis="proportion")
         return timed.through(timing.samples, timing.compute)
@@ -338,7 +344,7 @@ class Case:
         if peer is None:
             return None
         if self.simulated and self.costs is not None and samples:
-            line = given_line(self.costs, samples, 1)
+            line = fit_given_costs(self.costs, samples, 1)
             return None if line is None else line.through(samples, self.costs.at(samples, 1))
         return line_of([peer.timing.by_count])
 
@@ -352,7 +358,7 @@ def cases_of(runs: Sequence[Run], metric: Metric | None = None) -> list[Case]:
     metrics = tuple(dict.fromkeys([*([] if metric is None else [metric]), ACCURACY, *own, LOSS]))
     groups: dict[tuple[str, str], dict[tuple[int, int], list[Run]]] = defaultdict(lambda: defaultdict(list))
     for run, way in zip(runs, ways_of(runs), strict=True):
-        key = (simulated_as(run), way)
+        key = (describe_simulation(run), way)
         groups[key][run.config["ranks"], run.summary["threads"]].append(run)
     scales = {
         key: [scale_of(members) for _, members in sorted(places.items())] for key, places in groups.items()
@@ -602,6 +608,8 @@ class Rule:
     name: str
     short: str
     find: Callable[[Case], Cause | None]
+    title: str = ""
+    """The name that reports show, if it differs."""
 
     def cause(self, case: Case) -> Cause | None:
         """Return the cause found, with the number of ranks that the case examines unless the rule sets it."""

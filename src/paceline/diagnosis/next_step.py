@@ -8,6 +8,9 @@ programs give none. Otherwise, ranks get what their diagnosis advises, unless on
 For one process, theory says whether ranks would help: with the times of this run, the step of p ranks takes
 
     compute(b / p) + update / p + exchange(p)        exchange: in shared memory, by the collective's formula
+
+One process with the rule of a parameter server has another optimizer than the run's update, and so do the ranks that are
+advised. Wherever the optimizer would change all the same, the reason says so.
 """
 
 from __future__ import annotations
@@ -20,8 +23,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from paceline.compare.noise import Timing, differ, with_noise, within_noise
 from paceline.compare.rows import Row, is_serial, problem_of, rows_of
-from paceline.compare.verdict import best
+from paceline.compare.verdict import best, standing
 from paceline.config import Config
 from paceline.diagnosis.advice import present_batch, settings_in
 from paceline.diagnosis.case import WIDTH, Case, cases_of, place_at, place_of
@@ -31,11 +35,11 @@ from paceline.diagnosis.timing import line_of, timing_of
 from paceline.errors import UsageError
 from paceline.names import as_arguments
 from paceline.record import Run
-from paceline.record.environment import shared_cores
+from paceline.record.environment import cores_were_shared
 from paceline.simulate.options import NAMES, Options
 from paceline.strategies import Strategy
 from paceline.text import count, share
-from paceline.training.job import built_in
+from paceline.training.job import find_built_in
 
 # At most so many of the latest runs beside a run are looked at, and so many of its problem are compared.
 LOOKED_AT, COMPARED = 200, 30
@@ -46,6 +50,7 @@ GAIN = 1.1
 # The part of an exchange that is not messages and sums: calls, and waiting for each other.
 OVERHEAD = 5e-5
 NOTHING = "nothing"
+STAY = "stay with one process"
 # The settings that are numbers; all others are texts.
 KINDS: dict[str, type] = {
     **dict.fromkeys(("batch", "batch_per_rank", "epochs", "threads", "draws", "seed", "reproducible"), int),
@@ -54,29 +59,36 @@ KINDS: dict[str, type] = {
 
 
 def next_step(run: Run) -> str:
-    """Return the command to try after a complete run and, in brackets, why; or why there is nothing to try."""
+    """Return the command to try after a complete run and, as a comment, why; or why there is nothing to try."""
     alike = [*_beside(run), run]
-    row = next(row for row in rows_of(alike) if any(one.folder == run.folder for one in row.members))
+    rows = rows_of(alike)
+    row = _row_of(run, rows)
     if (better := _faster(row, alike)) is not None:
         member = better.members[0]
         how = "simulated" if better.simulated else "measured"
         gain = row.train_seconds / better.train_seconds
-        said = f"{gain:.2g} times as fast, {how}" if not row.diverged else f"did not diverge, {how}"
-        return _typed(member, {}, said)
+        said = f"did not diverge, {how}"
+        if not row.diverged:
+            said = f"{gain:.2g} times as fast, {how}{_doubt(better, row, rows)}"
+        return _spell_command(member, {}, said + _other_optimizer(run.config, member.config))
     if row.serial and row.diverged:
-        return _typed(run, {"lr": f"{run.config['lr'] / 2:g}"}, "it diverged: half the learning rate")
+        return _spell_command(run, {"lr": f"{run.config['lr'] / 2:g}"}, "it diverged: half the learning rate")
     if row.guessed and not row.diverged:
         return _learn_something(run)
     usable = not (row.diverged or row.oversubscribed)
     if usable and run.simulated is None and (found := _one_computes(run, alike)):
         return found
-    if usable and shared_cores(run.summary.get("remarks") or ()):
+    if usable and cores_were_shared(run.summary.get("remarks") or ()):
         return (
             f"{NOTHING} yet: other programs were running, so its times say little; run it again without them"
         )
-    if row.serial or (row.alone and getattr(built_in(row.strategy), "equals_serial", False)):
+    if row.serial or (row.alone and getattr(find_built_in(row.strategy), "equals_serial", False)):
         return _after_serial(run, alike)
-    return (usable and _one_process(run, alike)) or _advised(run, alike)
+    return (usable and _one_process(run, alike)) or _follow_diagnosis(run, alike)
+
+
+def _row_of(run: Run, rows: Sequence[Row]) -> Row:
+    return next(row for row in rows if any(member.folder == run.folder for member in row.members))
 
 
 def _beside(run: Run) -> list[Run]:
@@ -109,29 +121,41 @@ def _faster(row: Row, alike: Sequence[Run]) -> Row | None:
     return found if slower and not same else None
 
 
+def _doubt(better: Row, row: Row, rows: Sequence[Row]) -> str:
+    """Say why the difference between the measured times of two rows may be chance; empty if it is not."""
+    if better.simulated:
+        return ""
+    times = with_noise({one: Timing(seconds=one.seconds) for one in {*rows, better, row}})
+    if within_noise(times[better], times[row]):
+        return ", but within the noise: more seeds could tell"
+    return "" if differ(times[better], times[row]) else " with one run each: it may be chance"
+
+
 def _learn_something(run: Run) -> str:
     """Return the model's own learning rate as advice for a run that learned nothing, or more epochs if it had that."""
     rate = (run.config.get("asked") or {}).get("lr")
     if rate is None:
-        return _typed(
+        return _spell_command(
             run, {"epochs": str(MOST_GROWTH * run.config["epochs"])}, "it learned nothing: more epochs"
         )
-    return _typed(run, {"lr": ""}, f"it learned nothing with a learning rate of {rate:g}: the usual one")
+    return _spell_command(
+        run, {"lr": ""}, f"it learned nothing with a learning rate of {rate:g}: the usual one"
+    )
 
 
 def _one_computes(run: Run, alike: Sequence[Run]) -> str:
     """Return one process as advice if only one of the ranks of a run computes; otherwise nothing."""
-    strategy, ranks = built_in(str(run.config["strategy"])), int(run.config["ranks"])
+    strategy, ranks = find_built_in(str(run.config["strategy"])), int(run.config["ranks"])
     if _knows_serial(alike) or strategy is None or ranks < 2 or strategy.workers(ranks) > 1:
         return ""
     changes = {"strategy": _serial_like(strategy, run.config), "threads": str(run.summary["threads"])}
     why = f"of {ranks} ranks only one computes; one process takes the same steps without messages"
-    return _typed(run, changes, why)
+    return _spell_command(run, changes, why)
 
 
 def _one_process(run: Run, alike: Sequence[Run]) -> str:
     """Return one process as advice if it would take the same steps faster than the ranks of a run; otherwise nothing."""
-    strategy, ranks = built_in(str(run.config["strategy"])), int(run.config["ranks"])
+    strategy, ranks = find_built_in(str(run.config["strategy"])), int(run.config["ranks"])
     if _knows_serial(alike) or strategy is None or ranks < 2 or not strategy.equals_serial:
         return ""
     timing = timing_of([run], together=True, served=False)
@@ -142,7 +166,7 @@ def _one_process(run: Run, alike: Sequence[Run]) -> str:
         f"one process would be at least {timing.total / alone:.2g} times as fast, predicted: the ranks compute for "
         f"{share(timing.share('compute', 'update'))} of the time"
     )
-    return _typed(run, {"strategy": "serial", "threads": str(run.summary["threads"])}, why)
+    return _spell_command(run, {"strategy": "serial", "threads": str(run.summary["threads"])}, why)
 
 
 def _knows_serial(alike: Sequence[Run]) -> bool:
@@ -155,8 +179,8 @@ def _serial_like(strategy: Strategy, config: Mapping[str, Any]) -> str:
     return f"serial:rule={rule}" if rule else "serial"
 
 
-def _advised(run: Run, alike: Sequence[Run]) -> str:
-    """Return the first advice of the diagnosis of a run's strategy."""
+def _follow_diagnosis(run: Run, alike: Sequence[Run]) -> str:
+    """Return the command of the first advice in the diagnosis of a run's strategy, or what it found if it has none."""
     cases = cases_of(alike)
     case = next(case for case in cases if any(run in scale.runs for scale in case.scales))
     found = sum_up(case)
@@ -171,7 +195,7 @@ def _advised(run: Run, alike: Sequence[Run]) -> str:
             said = said.partition("; ")[0]
         aside = re.search(r"\(([^()]*)", advice)
         why = f"{said}; {aside[1]}" if aside else said
-        return _typed(case.at.runs[-1], settings, why)
+        return _spell_command(case.at.runs[-1], settings, why)
     return f"{NOTHING}: {found.summary}"
 
 
@@ -188,7 +212,7 @@ def _instead(case: Case, settings: Mapping[str, str]) -> dict[str, str]:
         found["batch"] = str(batch)
         if rate := case.config.get("lr"):
             found["lr"] = f"{rate * math.sqrt(batch / now):.3g}"
-    strategy = built_in(settings.get("strategy", str(case.config["strategy"])))
+    strategy = find_built_in(settings.get("strategy", str(case.config["strategy"])))
     ranks = int(settings.get("n", case.at.ranks))
     if strategy is not None and "n" in settings and ranks > 1 and strategy.workers(ranks) < 2:
         found |= {"strategy": _serial_like(strategy, case.config), "threads": "1"}
@@ -198,34 +222,113 @@ def _instead(case: Case, settings: Mapping[str, str]) -> dict[str, str]:
 def _after_serial(run: Run, alike: Sequence[Run]) -> str:
     """Return the number of ranks that would be fastest in theory, or why one process is the best choice."""
     threads, cores = int(run.summary["threads"]), place_of(run).cores
+    rule = _rule(run.config)
     others = [
-        one for one in alike if not is_serial(str(one.config["strategy"])) and int(one.config["ranks"]) > 1
+        one
+        for one in alike
+        if not is_serial(str(one.config["strategy"]))
+        and int(one.config["ranks"]) > 1
+        and _rule(one.config) == rule
     ]
     if others:
         if len(others) == 1:
-            return f"{NOTHING}: the run on {count(int(others[0].config['ranks']), 'rank')} was not faster, or learned less"
-        return f"{NOTHING}: none of {len(others)} runs on ranks was faster and learned as much"
+            return f"{STAY}: {_describe_slower(others[0], run, alike)}"
+        return f"{STAY}: none of {len(others)} runs on ranks was clearly faster and learned as much"
     if run.simulated is not None:
-        return _typed(run, {"strategy": "sync", "n": "4"}, "to see what ranks gain on this network")
+        changes = {"strategy": _server(rule) if rule else "sync", "n": "4"}
+        return _spell_command(run, changes, "to see what ranks gain on this network")
     if cores == 1:
         return (
             f"{NOTHING} here: ranks need more than one core; --on sim -n 16 --network 10gbe shows more nodes"
         )
+    if rule:
+        return _after_rule(run, rule, cores or 1)
     most = (cores or 1) // threads
     if most < 2:
         changes = {"strategy": "sync", "n": str(cores), "threads": "1"}
-        return _typed(
+        return _spell_command(
             run, changes, "the same cores as ranks instead of threads; what is faster must be measured"
         )
     numbers = sorted({*(1 << power for power in range(1, most.bit_length())), most} - {1})
     gains = [(*found, number) for number in numbers if (found := _gain(run, number)) is not None]
     if not gains:
-        return f"{NOTHING} on ranks: a batch of {run.summary['global_batch']} cannot be divided"
+        return f"{STAY}: a batch of {run.summary['global_batch']} cannot be divided"
     gain, known, ranks = max(gains)
     if gain < GAIN:
-        return f"{NOTHING} on ranks: sync on {ranks} would be {gain:.2g} times as fast, predicted"
+        much = _spell_gain(gain)
+        verb = "run" if much.startswith("at") else "be"
+        return f"{STAY}: sync on {count(ranks, 'rank')} is predicted to {verb} {much}"
     bound = "about" if known else "at most"
-    return _typed(run, {"strategy": "sync", "n": str(ranks)}, f"{bound} {gain:.2g} times as fast, predicted")
+    return _spell_command(
+        run, {"strategy": "sync", "n": str(ranks)}, f"{bound} {gain:.2g} times as fast, predicted"
+    )
+
+
+def _describe_slower(other: Run, run: Run, alike: Sequence[Run]) -> str:
+    """Say why a run on ranks is no better than one on one process."""
+    rows = rows_of(alike)
+    ours, theirs = _row_of(run, rows), _row_of(other, rows)
+    what = f"the run on {count(int(other.config['ranks']), 'rank')}"
+    wrong = standing(theirs, rows)
+    if wrong:
+        return f"{what} {'had more ranks than cores' if wrong == 'oversubscribed' else wrong}"
+    gain = _spell_gain(ours.train_seconds / theirs.train_seconds)
+    return f"{what} {'ran' if gain.startswith('at') else 'was'} {gain}"
+
+
+def _spell_gain(gain: float) -> str:
+    """Describe a speed relative to one process that is not worth it.
+
+    >>> _spell_gain(1.06), _spell_gain(1.001), _spell_gain(0.84)
+    ('only 1.1 times as fast', 'no faster', 'at 0.84 times its speed')
+    """
+    spelled = f"{gain:.2g}"
+    if gain < 1 and spelled != "1":
+        return f"at {spelled} times its speed"
+    return "no faster" if spelled == "1" else f"only {spelled} times as fast"
+
+
+def _after_rule(run: Run, rule: str, cores: int) -> str:
+    """Return a parameter server with the same rule as advice after one process with a rule, if it could be faster.
+
+    Its workers divide the gradients, and its master makes every update.
+    """
+    workers = cores - 1
+    if workers < 2:
+        return (
+            f"{NOTHING} on {cores} cores: ranks with the rule {rule} are a master and at least 2 workers; the others have "
+            f"another optimizer, {run.config['update']}"
+        )
+    timing = timing_of([run], together=True, served=False)
+    alone = timing.compute + timing.update
+    gain = min(workers, alone / timing.update) if timing.update > 0 else workers
+    if gain < GAIN:
+        return f"{STAY}: a master would make every update, which takes {share(1 / gain)} of the time already"
+    changes = {"strategy": _server(rule), "n": str(cores), "threads": "1"}
+    why = f"at most {gain:.2g} times as fast: a master and {workers} workers with the same rule"
+    return _spell_command(run, changes, why)
+
+
+def _server(rule: str) -> str:
+    return f"parameter-server:rule={rule}"
+
+
+def _rule(config: Mapping[str, Any]) -> str:
+    """Return the rule that makes the steps of a run, if that is an optimizer other than its update; otherwise empty."""
+    strategy = find_built_in(str(config["strategy"]))
+    return "" if strategy is None else strategy.for_update(str(config["update"])).optimizer()
+
+
+def _other_optimizer(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    """Say that the optimizer changes from one run to another; empty if it stays."""
+    rules = [_rule(config) for config in (before, after)]
+    if rules[0] == rules[1]:
+        return ""
+    old, new = (
+        f"the rule {rule}" if rule else str(config["update"])
+        for rule, config in zip(rules, (before, after), strict=True)
+    )
+    return f"; the optimizer changes: {new} instead of {old}"
 
 
 def _gain(run: Run, ranks: int) -> tuple[float, bool] | None:
@@ -245,8 +348,8 @@ def _gain(run: Run, ranks: int) -> tuple[float, bool] | None:
     return alone / (less + timing.update / ranks + exchange + OVERHEAD), line is not None
 
 
-def _typed(run: Run, changes: dict[str, str], why: str) -> str:
-    """Return the command of a run with other settings (empty: the default), and why it is worth trying in brackets."""
+def _spell_command(run: Run, changes: dict[str, str], why: str) -> str:
+    """Return the command of a run with other settings (empty: the default), and why it is worth trying as a comment."""
     names = {setting.name for setting in fields(Config)} - {"replay"}
     values: dict[str, Any] = {name: run.config[name] for name in names if name in run.config}
     values["lr"] = (run.config.get("asked") or {}).get("lr", values.get("lr"))
@@ -270,4 +373,5 @@ def _typed(run: Run, changes: dict[str, str], why: str) -> str:
         words += ["--on=sim", *as_arguments(Options(**options))]
     if run.folder.parent != Path("runs"):
         words.append(f"--runs={run.folder.parent}")
-    return f"{shlex.join(words)} ({why})"
+    why += _other_optimizer(run.config, {"strategy": config.strategy, "update": config.update})
+    return f"{shlex.join(words)}  # {why}"

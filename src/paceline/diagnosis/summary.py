@@ -23,7 +23,7 @@ def sum_up(case: Case) -> Diagnosis:
     """Diagnose one strategy."""
     found = [cause for rule in RULES if (cause := rule.cause(case)) is not None]
     if not found or (case.worse is not None and not any(cause.of_accuracy for cause in found)):
-        found.append(_unexplained(case))
+        found.append(_make_unknown_cause(case))
     less = _less(case)
     # Causes of equal weight stay in the order of the rules.
     causes = tuple(sorted(found, key=lambda cause: _weight(cause, of_accuracy=less)))
@@ -61,13 +61,15 @@ def _summary(case: Case, causes: Sequence[Cause]) -> str:
     if any(cause.rule == GROWN_BATCH.name for cause in causes if cause is not main):
         said.append(GROWN_BATCH.short)
     simulated = f"simulated on {case.simulated}: " if case.simulated else ""
+    if main.rule == divergence.RULE.name and all(scale.diverged for scale in case.scales):
+        said = said[1:]  # the limit says so
     return f"{simulated}{case.way} {_join(case, main, *_where(case), '; '.join(said))}"
 
 
 def _join(case: Case, main: Cause, stops: str, used: str, why: str) -> str:
     """Join limit, efficiency and reason, so that the reason follows what it explains."""
     if not used:
-        return f"{stops}: {why}"
+        return f"{stops}: {why}" if why else stops
     assert case.limit is not None
     if _less(case):
         return f"{stops}: {why}; {used}"
@@ -99,12 +101,14 @@ def _short(case: Case, cause: Cause) -> str:
 def _where(case: Case) -> tuple[str, str]:
     """Describe the scaling limit and, if known, the efficiency."""
     if case.limit is not None:
-        return _limited(case, case.limit)
-    good = [scale for scale in case.scales if not scale.diverged]
+        return _describe_scaling_limit(case, case.limit)
+    good = [scale for scale in case.judged if not scale.diverged]
     if not good:
         every = all(run.summary.get("diverged") for scale in case.scales for run in scale.runs)
         some = "diverged" if every else "has diverged runs"
         tried = ", ".join(str(s.ranks) for s in case.scales)
+        if len(case.scales) == 1:
+            return f"{some} at the only rank count tried ({count(case.scales[0].ranks, 'rank')})", ""
         return f"{some} at every rank count tried ({tried})", ""
     first, fastest = good[0], min(good, key=lambda scale: scale.seconds)
     if len(good) == 1:
@@ -115,7 +119,7 @@ def _where(case: Case) -> tuple[str, str]:
     return f"is fastest on {count(fastest.ranks, 'rank')} ({faster} as fast as on {first.ranks})", ""
 
 
-def _limited(case: Case, limit: Limit) -> tuple[str, str]:
+def _describe_scaling_limit(case: Case, limit: Limit) -> tuple[str, str]:
     """Describe the scaling limit, without claiming a speedup for ranks that share cores."""
     by_ranks = {scale.ranks: scale for scale in case.scales}
     here = by_ranks.get(limit.at.ranks)
@@ -131,11 +135,12 @@ def _limited(case: Case, limit: Limit) -> tuple[str, str]:
             "",
         )
     if limit.at.ranks == 1 and not limit.rising:
-        stops = "is never faster than serial"
+        # Ranks without a core each may have been faster.
+        stops = "is never faster than serial" + " with a core for each rank" * (case.judged != case.scales)
     return stops, used
 
 
-def _unexplained(case: Case) -> Cause:
+def _make_unknown_cause(case: Case) -> Cause:
     timing = case.at.timing
     if case.worse is not None:
         rate, seed = case.config.get("lr"), int(case.config.get("seed") or 0)

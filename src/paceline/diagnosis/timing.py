@@ -114,7 +114,7 @@ def often(seconds: Mapping[int, float], steps: Mapping[int, int]) -> dict[int, f
     }
 
 
-def given_line(costs: Curves, samples: float, ranks: int) -> Line | None:
+def fit_given_costs(costs: Curves, samples: float, ranks: int) -> Line | None:
     """Fit a line to the costs of a gradient that a simulation was given, from a step's samples on."""
     sizes = [max(1, round(samples)) * factor for factor in TIMES]
     line = line_of([{size: costs.at(size, ranks) for size in sizes}])
@@ -207,7 +207,7 @@ def timing_of(runs: Sequence[Run], *, together: bool, served: bool) -> Timing:
         found["often"] = (workers[int(often.argmax())], float(often.max() / often.sum()))
         found["uneven"] = float(grid["count"].max(axis=0).sum() / grid["count"].mean(axis=0).sum())
     else:
-        waited = _waited(runs, batches)
+        waited = _measure_waiting(runs, batches)
         if waited:
             parts["answer"] = min(waited) if served else 0.0
             parts["wait"] = float(np.mean(waited)) - parts["answer"]
@@ -271,7 +271,7 @@ def _by_rank(run: Run) -> list[dict[str, float]]:
     return found
 
 
-def _waited(runs: Sequence[Run], batches: Mapping[int, int]) -> list[float]:
+def _measure_waiting(runs: Sequence[Run], batches: Mapping[int, int]) -> list[float]:
     """Return the seconds per step that each rank that computes waited."""
     known = [_by_rank(run) for run in runs]
     return [

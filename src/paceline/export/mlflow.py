@@ -104,7 +104,7 @@ class Store:
         )
         number: str = created.info.run_id
         parameters = [Param(name, str(value)) for name, value in settings(run).items()]
-        for some in _in_parts(parameters, PARAMETERS):
+        for some in _split(parameters, PARAMETERS):
             client.log_batch(number, params=some)
         metrics = [
             Metric(point.name, point.value, int(1000 * (start + point.seconds)), point.step)
@@ -115,7 +115,7 @@ class Store:
             Metric("staleness/updates", float(count), end, tau)
             for tau, count in enumerate(staleness(run) or ())
         ]
-        for some in _in_parts(metrics, METRICS):
+        for some in _split(metrics, METRICS):
             client.log_batch(number, metrics=some)
         for name in FILES:
             if (run.folder / name).is_file():
@@ -138,7 +138,7 @@ def _tags(run: Run) -> dict[str, str]:
     return {name: value for name, value in tags.items() if value}
 
 
-def _in_parts(values: list[Any], size: int) -> Iterator[list[Any]]:
+def _split(values: list[Any], size: int) -> Iterator[list[Any]]:
     for start in range(0, len(values), size):
         yield values[start : start + size]
 

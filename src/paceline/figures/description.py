@@ -170,6 +170,8 @@ class Point:
     """Why it is no success, such as "learned less"; it is crossed out, and the words are part of its label."""
     simulated: bool = False
     oversubscribed: bool = False
+    stopped: bool = False
+    """True if it was stopped on the way, so that its place says little: it is small, hollow and has no label."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,6 +191,8 @@ class Points:
     """True if lower values of y are better: they are at the top."""
     outside: str = ""
     """What it means to have no x, such as "not reached"."""
+    level: tuple[float, str] | None = None
+    """A value of y to be reached, and its meaning."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,9 +13,9 @@ import io
 import math
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from html import escape
 from itertools import pairwise
@@ -63,8 +63,11 @@ FEW, HITS = 16, 120
 # An ideal line reaches at most this far above the other curves; it does not flatten them.
 BEYOND = 1.5
 THICK, HATCH, PALE = 15.0, "////", 0.4  # bars: thickness in points; simulated; oversubscribed
+# A legend of more entries is kept low.
+MANY = 8
 OVERSUBSCRIBED = "more ranks than cores"
-LESS = "learned less than serial"
+STOPPED = "stopped early, before the target"
+LESS, CROSSED = "learned less than serial", "learned less than serial, or diverged"
 
 
 def svg(
@@ -114,10 +117,10 @@ def save(
 
 def save_page(page: Any, path: Path) -> None:
     """Write a matplotlib figure to a file, whole or not at all, in the format that its name ends with."""
-    from paceline.files import replacing
+    from paceline.files import replace_file
 
     content = _write(page, check_format(path))
-    with replacing(path) as file:
+    with replace_file(path) as file:
         file.write(content)
 
 
@@ -408,26 +411,30 @@ def _thin_ticks(axis: Any, size: float) -> None:
 
 
 def _add_legend(page: Any, handles: Sequence[Any], width: float, margin: float, size: float) -> None:
-    """Put a legend below everything, in as many columns as fit."""
+    """Put a legend below everything, in as many columns as fit; many entries on a wide page in at least three."""
     if not handles:
         return
+    many = width >= NARROW and len(handles) > MANY
+    size -= 1.5 * many
+    room = (width - 2 * margin) / (3 if many else 1) - 3.5 * size
     for handle in handles:
-        handle.set_label("\n".join(wrap(handle.get_label(), size, width - 2 * margin - 3.5 * size)))
+        handle.set_label("\n".join(wrap(handle.get_label(), size, room)))
+    broken = any("\n" in handle.get_label() for handle in handles)  # then rows do not stay beside each other
     for columns in range(min(len(handles), 6), 0, -1):
         legend = page.legend(
-            handles=_by_rows(handles, columns), loc="outside lower left", ncols=columns, frameon=False, fontsize=size,
-            labelcolor=INK, handlelength=2.2, columnspacing=1.5, handletextpad=0.6, labelspacing=0.3,
-            borderpad=0, borderaxespad=margin / size, alignment="left",
+            handles=handles if broken else _order_by_rows(handles, columns), loc="outside lower left", ncols=columns,
+            frameon=False, fontsize=size, labelcolor=INK, handlelength=2.2, columnspacing=1.5, handletextpad=0.6,
+            labelspacing=0.3, borderpad=0, borderaxespad=margin / size, alignment="left",
         )  # fmt: skip
         if columns == 1 or legend.get_window_extent().width * 72 / page.dpi <= width - 2 * margin:
             return
         legend.remove()
 
 
-def _by_rows(handles: Sequence[Any], columns: int) -> list[Any]:
+def _order_by_rows(handles: Sequence[Any], columns: int) -> list[Any]:
     """Reorder entries so that matplotlib, which fills columns, shows them row by row.
 
-    >>> _by_rows("abcde", 3)
+    >>> _order_by_rows("abcde", 3)
     ['a', 'd', 'b', 'e', 'c']
     """
     return [handle for column in range(columns) for handle in handles[column::columns]]
@@ -599,10 +606,11 @@ def _point_words(figure: Lines, curve: Curve, k: int) -> str:
         words += _spread_words(figure.y, curve.low[k], curve.high[k])
     if curve.oversubscribed is not None and curve.oversubscribed[k]:
         words += f"\n{OVERSUBSCRIBED}"
-    if curve.less is not None and curve.less[k]:
+    note = curve.notes[k] if curve.notes is not None else ""
+    if curve.less is not None and curve.less[k] and "diverged" not in note:
         words += f"\n{LESS}"
-    if curve.notes is not None and curve.notes[k]:
-        words += f"\n{curve.notes[k]}"
+    if note:
+        words += f"\n{note}"
     return words
 
 
@@ -649,7 +657,7 @@ def _add_origins(figure: Lines, drawing: Drawing) -> None:
         look = _marker_look("measured", style) | HOLLOW
         drawing.handles.append(_line(label=f"hollow: {OVERSUBSCRIBED}", **look))
     if any(any(curve.less or ()) for curve in curves):
-        drawing.handles.append(_line(label=f"crossed out: {LESS}", **CROSS))
+        drawing.handles.append(_line(label=f"crossed out: {CROSSED}", **CROSS))
 
 
 def _line(**look: Any) -> Any:
@@ -666,6 +674,9 @@ PLACES = (
 )  # fmt: skip
 # From the point, in font sizes; a label that is further away than one has a line to its point.
 DISTANCES = (0.75, 1.5, 2.5, 4.0)
+# Points far worse than the others are drawn below the axis: the height of their band, and of their arrows, in points.
+BAND, ARROW = 44.0, 20.0
+FAR_WORSE = "worse"
 Box = tuple[float, float, float, float]
 
 
@@ -676,18 +687,27 @@ def _draw_points(figure: Points, drawing: Drawing, width: float, among: Sequence
     xs = [v for p in figure.points if p.x is not None for v in (p.x, *(p.x_range or ()))]
     least, most = (
         -math.inf if figure.y.bounds[0] is None else figure.y.bounds[0],
-        figure.y.bounds[1] or math.inf,
+        math.inf if figure.y.bounds[1] is None else figure.y.bounds[1],
     )
-    ys = [v for p in figure.points for v in (p.y, *(p.y_range or ())) if least <= v <= most]
+    near = [point for point in figure.points if least <= point.y <= most]
+    ys = [v for p in near for v in (p.y, *(p.y_range or ())) if least <= v <= most]
+    ys += [] if figure.level is None else [figure.level[0]]
     low, high = limits(figure.x, xs, margin=0.08)
     bottom, top = limits(figure.y, ys, margin=0.08)
     outside = [point for point in figure.points if point.x is None]
-    place, end = _column_outside(low, high, log=figure.x.log) if outside and xs else (high, high)
+    far = [k for k, point in enumerate(figure.points) if not bottom <= point.y <= top]
+    # Those without x that are also beyond the other axis are beside each other: the column has room for them.
+    several = [k for k in far if figure.points[k].x is None]
+    part = min(max(1 / 6, (len(several) + 1) * 15 / (width - 50)), 0.45)
+    place, end = _column_outside(low, high, part, log=figure.x.log) if outside and xs else (high, high)
     place = place if xs else (low * high) ** 0.5 if figure.x.log else (low + high) / 2
     axes.set_xlim(low, end)
-    axes.set_ylim(*((top, bottom) if figure.descending else (bottom, top)))
     _set_ticks(axes.xaxis, figure.x)
     _set_ticks(axes.yaxis, figure.y)
+    axes.set_ylim(*((top, bottom) if figure.descending else (bottom, top)))
+    edge = level = top if figure.descending else bottom
+    if far:
+        edge, level = _add_band(figure, drawing, bottom, top)
     axes.grid(color=FAINT, linewidth=0.7)
     axes.set_xlabel("\n".join(wrap(figure.x.label, size, width)), fontsize=size, color=GREY)
     axes.set_title(
@@ -696,54 +716,115 @@ def _draw_points(figure: Points, drawing: Drawing, width: float, among: Sequence
     if outside:
         _mark_outside(figure, drawing, high if xs else None, place)
     else:
-        axes.xaxis.set_major_locator(_within(axes.xaxis.get_major_locator(), low, high))
+        axes.xaxis.set_major_locator(_select_ticks(axes.xaxis.get_major_locator(), low, high))
     corners: list[tuple[float, float]] = []
-    if figure.front:
-        front = [(point.x or 0.0, point.y) for point in (figure.points[k] for k in figure.front)]
-        worst = top if figure.descending else bottom
-        corners = [(front[0][0], worst), *front, (high, front[-1][1])]
-        look = {"color": GREY, "linewidth": 1.6, "drawstyle": "steps-post", "zorder": 1.5}
-        axes.plot([x for x, _ in corners], [y for _, y in corners], **look)
-        drawing.handles.append(_line(label="front: nothing else is both faster and better", **look))
-    marks = [_draw_point(figure, point, place, drawing, among) for point in figure.points]
-    ticks = [
-        figure.y.spell_tick(value) for value in axes.yaxis.get_major_locator()() if bottom <= value <= top
-    ]
+    if len(figure.front) > 1:  # between its points only: a line that goes on would look like a spread
+        corners = [(point.x or 0.0, point.y) for point in (figure.points[k] for k in figure.front)]
+        look = {"color": GREY, "linewidth": 1.2, "dashes": (5, 3), "alpha": 0.8, "zorder": 1.5}
+        axes.plot(*zip(*corners, strict=True), drawstyle="steps-post", **look)
+        drawing.handles.append(_line(label=_describe_front(figure), **look))
+    if figure.level is not None:
+        axes.axhline(figure.level[0], color=INK, linewidth=1, dashes=(2, 2), zorder=1.5)
+        drawing.handles.append(_line(label=figure.level[1], color=INK, linewidth=1, dashes=(2, 2)))
+    spread = (
+        dict(zip(several, _spread_evenly(high, end, len(several), log=figure.x.log), strict=True))
+        if xs
+        else {}
+    )
+    marks = []
+    for k, point in enumerate(figure.points):
+        at = spread.get(k, place) if point.x is None else point.x, level if k in far else point.y
+        _draw_point(figure, point, at, drawing, among, (bottom, top), edge if k in far else None)
+        marks.append(at)
+    ticks = [text for text in (label.get_text() for label in axes.get_yticklabels()) if text]
     room = width - max((text_width(words, size) for words in ticks), default=0.0) - 12
-    spots = [_fraction(axes, x, y, room, drawing.height) for x, y in marks]
-    bends = [_fraction(axes, x, y, room, drawing.height) for x, y in corners]
+
+    def spot(x: float, y: float) -> tuple[float, float]:
+        return _fraction(axes, x, y, room, drawing.height)
+
+    bends = [spot(x, y) for x, y in corners]
     lines = [_line_box(one, (other[0], one[1])) for one, other in pairwise(bends)]
     lines += [_line_box((other[0], one[1]), other) for one, other in pairwise(bends)]
+    lines += [_line_box(spot(marks[k][0], edge), spot(*marks[k])) for k in far]
+    if far:
+        beyond = top if figure.descending else bottom
+        lines.append(_line_box(spot(low, beyond), spot(end, beyond)))
+    if figure.level is not None:
+        lines.append(_line_box(spot(low, figure.level[0]), spot(end, figure.level[0])))
     if outside and xs:
-        border = _fraction(axes, high, bottom, room, drawing.height)[0]
+        border = spot(high, bottom)[0]
         lines.append(_line_box((border, 0.0), (border, drawing.height)))
     spreads = []
-    for point, (x, y) in zip(figure.points, marks, strict=True):
-        ends = (
-            [((end, y), (other, y)) for end, other in (point.x_range,) if point.x is not None]
-            if point.x_range
-            else []
-        )
-        ends += [((x, point.y_range[0]), (x, point.y_range[1]))] if point.y_range else []
-        spreads += [
-            _line_box(*(_fraction(axes, *corner, room, drawing.height) for corner in pair)) for pair in ends
-        ]
-    _add_labels(figure, drawing, marks, spots, (room, drawing.height), lines, spreads, among)
+    for k, (point, (x, y)) in enumerate(zip(figure.points, marks, strict=True)):
+        if point.x_range is not None and point.x is not None:
+            spreads.append(_line_box(*(spot(end, y) for end in point.x_range)))
+        if point.y_range is not None and k not in far:
+            spreads.append(_line_box(*(spot(x, min(max(end, bottom), top)) for end in point.y_range)))
+    _add_labels(
+        figure,
+        drawing,
+        marks,
+        [spot(*mark) for mark in marks],
+        (room, drawing.height),
+        lines,
+        spreads,
+        far,
+        among,
+    )
     _add_point_legend(figure, drawing)
 
 
-def _within(locator: Any, low: float, high: float) -> Any:
+def _add_band(figure: Points, drawing: Drawing, bottom: float, top: float) -> tuple[float, float]:
+    """Add room below the axis for points beyond it; return its lower edge and where the points in it are drawn."""
+    from matplotlib.ticker import FixedLocator, FuncFormatter
+
+    axes, axis = drawing.axes, drawing.axes.yaxis
+    worst, best = (top, bottom) if figure.descending else (bottom, top)
+    edge = worst - (best - worst) * BAND / (drawing.height - BAND)
+    level = edge + (worst - edge) * ARROW / BAND
+    inside = [value for value in axis.get_major_locator()() if bottom <= value <= top]
+    axes.set_ylim(edge, best)
+    axes.axhline(worst, color=GREY, linewidth=1, dashes=(1.5, 2), zorder=1)
+    axis.set_major_locator(FixedLocator([*inside, level]))
+    axis.set_major_formatter(
+        FuncFormatter(lambda value, _: FAR_WORSE if value == level else figure.y.spell_tick(value))
+    )
+    return edge, level
+
+
+def _describe_front(figure: Points) -> str:
+    """Describe the front; if only some points are simulated, it is that of the measured ones."""
+    kinds = {point.simulated for point in figure.points}
+    of = " of the measured rows" if len(kinds) > 1 else ""
+    return f"front{of}: nothing else {'measured ' * bool(of)}is both faster and better"
+
+
+def _select_ticks(locator: Any, low: float, high: float) -> Any:
     """Return the ticks of a locator that are inside of some limits."""
     from matplotlib.ticker import FixedLocator
 
     return FixedLocator([value for value in locator() if low <= value <= high])
 
 
-def _column_outside(low: float, high: float, *, log: bool) -> tuple[float, float]:
-    """Return where the points without x are drawn, right of the axis, and where the drawing ends."""
+def _column_outside(low: float, high: float, part: float, *, log: bool) -> tuple[float, float]:
+    """Return where the points without x are drawn, right of the axis, and where the drawing ends.
+
+    `part`: the part of the drawing's width that they take.
+    """
+    wide = part / (1 - part)
     if log:
-        return high * (high / low) ** 0.1, high * (high / low) ** 0.2
-    return high + 0.1 * (high - low), high + 0.2 * (high - low)
+        return high * (high / low) ** (wide / 2), high * (high / low) ** wide
+    return high + wide / 2 * (high - low), high + wide * (high - low)
+
+
+def _spread_evenly(low: float, high: float, number: int, *, log: bool) -> list[float]:
+    """Return places at equal distances between two others.
+
+    >>> _spread_evenly(0.0, 4.0, 3, log=False)
+    [1.0, 2.0, 3.0]
+    """
+    parts = [(k + 1) / (number + 1) for k in range(number)]
+    return [low * (high / low) ** part if log else low + part * (high - low) for part in parts]
 
 
 def _mark_outside(figure: Points, drawing: Drawing, border: float | None, place: float) -> None:
@@ -764,23 +845,36 @@ def _mark_outside(figure: Points, drawing: Drawing, border: float | None, place:
 
 
 def _draw_point(
-    figure: Points, point: Point, place: float, drawing: Drawing, among: Sequence[str]
-) -> tuple[float, float]:
-    """Draw one point and its spread; return where it is."""
-    axes, style = drawing.axes, style_of(point.strategy, among)
-    bottom, top = sorted(axes.get_ylim())
-    x, y = place if point.x is None else point.x, min(max(point.y, bottom), top)
+    figure: Points,
+    point: Point,
+    at: tuple[float, float],
+    drawing: Drawing,
+    among: Sequence[str],
+    inside: tuple[float, float],
+    edge: float | None,
+) -> None:
+    """Draw one point and its spread. `inside`: the limits of y; `edge`: for a point beyond them, where its arrow ends."""
+    axes, style, (x, y), (bottom, top) = drawing.axes, style_of(point.strategy, among), at, inside
     look = _dot_look(style.colour, simulated=point.simulated, oversubscribed=point.oversubscribed)
     look |= {"marker": style.marker, "markersize": 8}
-    if y != point.y:
-        look |= {"marker": "v" if (point.y < y) != figure.descending else "^", "fillstyle": "full"}
+    if point.stopped:
+        look |= {"markerfacecolor": PAPER, "markersize": 5, "markeredgewidth": 1}
+    if edge is not None:
+        arrow = {"arrowstyle": "-|>", "color": style.colour, "linewidth": 0.8 if point.stopped else 1.4}
+        arrow |= {"shrinkA": 4, "shrinkB": 0, "mutation_scale": 6 if point.stopped else 10}
+        axes.annotate("", (x, edge), xytext=(x, y), arrowprops=arrow, zorder=2.5).set_in_layout(False)
     for across, ends in ((True, point.x_range), (False, point.y_range)):
-        if ends is None or ends[0] >= ends[1] or (across and point.x is None):
+        missing = point.x is None if across else edge is not None
+        if ends is None or ends[0] >= ends[1] or missing:
             continue
         span = ends if across else (max(ends[0], bottom), min(ends[1], top))
-        if span[0] < span[1]:
-            at = ([*span], [y, y]) if across else ([x, x], [*span])
-            axes.plot(*at, color=style.colour, linewidth=1.1, zorder=2, clip_on=False)
+        line = ([*span], [y, y]) if across else ([x, x], [*span])
+        axes.plot(*line, color=style.colour, linewidth=1.1, zorder=2, clip_on=False)
+        for end, cut, marker in zip(ends, span, "^v" if figure.descending else "v^", strict=True):
+            if end != cut:  # it goes on beyond the axis
+                axes.plot(
+                    [x], [cut], marker=marker, color=style.colour, markersize=5, zorder=2, clip_on=False
+                )
     axes.plot([x], [y], clip_on=False, zorder=3, **look)
     if point.flag:
         axes.plot([x], [y], clip_on=False, **CROSS)
@@ -791,8 +885,8 @@ def _draw_point(
     words += _spread_words(figure.y, *point.y_range) if point.y_range is not None else ""
     words += f"\n{point.flag}" if point.flag else ""
     words += f"\n{OVERSUBSCRIBED}" if point.oversubscribed else ""
+    words += f"\n{STOPPED}" if point.stopped else ""
     drawing.values.append((x, y, x, y, words))
-    return x, y
 
 
 def _fraction(axes: Any, x: float, y: float, width: float, height: float) -> tuple[float, float]:
@@ -812,30 +906,42 @@ def _add_labels(
     page: tuple[float, float],
     lines: Sequence[Box],
     spreads: Sequence[Box],
+    far: Sequence[int],
     among: Sequence[str],
 ) -> None:
-    """Label every point where there is room, or else number all points and list them in the legend."""
-    bottom, top = sorted(drawing.axes.get_ylim())
-    far = [not bottom <= point.y <= top for point in figure.points]
-    labels = [
-        ", ".join(filter(None, (point.label, figure.y.spell(point.y) if beyond else "", point.flag)))
-        for point, beyond in zip(figure.points, far, strict=True)
+    """Label every point where there is room; the others are numbered and listed in the legend.
+
+    Those that were stopped have no label: there may be many of them.
+    """
+    named = [k for k, point in enumerate(figure.points) if not point.stopped]
+    small = [(x - 3, y - 3, x + 3, y + 3) for k, (x, y) in enumerate(spots) if k not in named]
+    values = [figure.y.spell(figure.points[k].y) if k in far else "" for k in named]
+    figure = replace(figure, points=tuple(figure.points[k] for k in named))
+    marks, spots, lines = [marks[k] for k in named], [spots[k] for k in named], [*lines, *small]
+    flags = {point.flag for point in figure.points if point.flag}
+    full = [
+        ", ".join(filter(None, (point.label, value, point.flag)))
+        for point, value in zip(figure.points, values, strict=True)
     ]
     size = drawing.size - 1.5
-    # A label may cross the border and, if there is no other room, the spread of points, but never the front.
-    front = [box for box in lines if box[3] - box[1] < page[1]]
-    found = None
-    for boxes in ([*lines, *spreads], [*front, *spreads], front):
-        found = place_labels(labels, spots, size, page, avoid=boxes) if found is None else found
+    column = [k for k, point in enumerate(figure.points) if point.x is None]
+    # A label may cross the spread of points, if there is no other room, but never the front or the border of a column.
+    labels, found = full, None
+    for boxes in ([*lines, *spreads], lines):
+        found = place_labels(full, spots, size, page, avoid=boxes, close=column) if found is None else found
     if found is None:
-        for number, (point, words) in enumerate(zip(figure.points, labels, strict=True), 1):
-            style = style_of(point.strategy, among)
-            look = _dot_look(style.colour, simulated=point.simulated, oversubscribed=point.oversubscribed)
-            drawing.handles.append(
-                _line(label=f"{number}  {words}", **(look | {"marker": style.marker, "markersize": 6}))
-            )
-        labels = [str(number) for number in range(1, len(labels) + 1)]
-        found = place_labels(labels, spots, size, page, avoid=[*lines, *spreads], must=True) or []
+        labels, kept = _number_some(full, spots, size, page, [*lines, *spreads])
+        found = place_labels(labels, spots, size, page, avoid=[*lines, *spreads], close=kept, must=True) or []
+        for k, (number, point, value) in enumerate(zip(labels, figure.points, values, strict=True)):
+            if k not in kept:
+                style = style_of(point.strategy, among)
+                look = _dot_look(style.colour, simulated=point.simulated, oversubscribed=point.oversubscribed)
+                # If all flags are the same, the cross explains them.
+                words = ", ".join(filter(None, (point.label, value, point.flag if len(flags) > 1 else "")))
+                handle = _line(
+                    label=f"{number}  {words}", **(look | {"marker": style.marker, "markersize": 6})
+                )
+                drawing.handles.append(handle)
     for words, (dx, dy), mark, point in zip(labels, found, marks, figure.points, strict=True):
         across = ("left", 0.0) if dx > 0 else ("right", 1.0) if dx < 0 else ("center", 0.5)
         along = ("bottom", 0.0) if dy > 0 else ("top", 1.0) if dy < 0 else ("center", 0.5)
@@ -853,6 +959,30 @@ def _add_labels(
         ).set_in_layout(False)  # fmt: skip
 
 
+def _number_some(
+    labels: Sequence[str],
+    spots: Sequence[tuple[float, float]],
+    size: float,
+    page: tuple[float, float],
+    avoid: Sequence[Box],
+) -> tuple[list[str], set[int]]:
+    """Replace labels without room beside their points by numbers; return all, and which ones are words.
+
+    If there is little room even for numbers, all are.
+    """
+    kept: set[int] = set()
+
+    def choose(whole: set[int]) -> list[str]:
+        numbers = iter(range(1, len(labels) + 1))
+        return [words if k in whole else str(next(numbers)) for k, words in enumerate(labels)]
+
+    for k in range(len(labels)):
+        more = kept | {k}
+        if place_labels(choose(more), spots, size, page, avoid=avoid, close=more) is not None:
+            kept = more
+    return choose(kept), kept
+
+
 def place_labels(
     labels: Sequence[str],
     spots: Sequence[tuple[float, float]],
@@ -860,23 +990,24 @@ def place_labels(
     page: tuple[float, float],
     *,
     avoid: Sequence[Box] = (),
+    close: Collection[int] = (),
     must: bool = False,
 ) -> list[tuple[float, float]] | None:
     """Return the offset of each label from its point, so that no label covers another one, a point or something to avoid.
 
-    `page`: the width and height of the axes. None if there is no room; `must`: then a label without room is put beside
-    its point.
+    `page`: the width and height of the axes. `close`: the numbers of labels that must be right beside their points. None
+    if there is no room; `must`: then a label without room is put beside its point.
 
     >>> place_labels(["a", "b"], [(50, 50), (52, 50)], 10, (100, 100))
     [(-7.5, 0.0), (7.5, 0.0)]
     >>> place_labels(["a long label"], [(10, 10)], 10, (20, 20)) is None
     True
     """
-    taken: list[Box] = [(x - 5, y - 5, x + 5, y + 5) for x, y in spots]
+    taken: list[Box] = [(x - 7, y - 7, x + 7, y + 7) for x, y in spots]
     found = []
     for k, (words, spot) in enumerate(zip(labels, spots, strict=True)):
         others = [*taken[:k], *taken[k + 1 :], *avoid]
-        places = _places(spot, text_width(words, size), size)
+        places = _places(spot, text_width(words, size), size, DISTANCES[:1] if k in close else DISTANCES)
         free = next(((to, box) for to, box in places if _inside(box, page) and not _touch(box, others)), None)
         if free is None and not must:
             return None
@@ -892,10 +1023,12 @@ def _line_box(one: tuple[float, float], other: tuple[float, float]) -> Box:
     return x0 - 1.5, y0 - 1.5, x1 + 1.5, y1 + 1.5
 
 
-def _places(spot: tuple[float, float], wide: float, size: float) -> Iterator[tuple[tuple[float, float], Box]]:
+def _places(
+    spot: tuple[float, float], wide: float, size: float, distances: Sequence[float] = DISTANCES
+) -> Iterator[tuple[tuple[float, float], Box]]:
     """Yield the places of a label of this width, the best first: its offset from its point, and its box."""
     (x, y), high = spot, LINE * size
-    for distance in DISTANCES:
+    for distance in distances:
         for right, up in PLACES:
             dx, dy = right * distance * size, up * distance * size
             left = x + dx - (0 if right > 0 else wide if right < 0 else wide / 2)
@@ -924,6 +1057,9 @@ def _add_point_legend(figure: Points, drawing: Drawing) -> None:
         drawing.handles.append(
             _line(label=f"hollow: {OVERSUBSCRIBED}", **_dot_look(GREY, oversubscribed=True))
         )
+    if any(point.stopped for point in figure.points):
+        look = _dot_look(GREY, oversubscribed=True) | {"markersize": 5, "markeredgewidth": 1}
+        drawing.handles.append(_line(label=f"small, hollow: {STOPPED}", **look))
 
 
 # ---- bars
@@ -1066,7 +1202,7 @@ def _add_bar_legend(figure: Bars, drawing: Drawing, *, dots: bool) -> None:
         pale = Patch(label=f"pale: {meaning}", facecolor=(GREY, PALE), edgecolor=GREY, linewidth=0.8)
         handles.append(pale)
     if less and dots:
-        handles.append(_line(label=f"crossed out: {LESS}", **CROSS))
+        handles.append(_line(label=f"crossed out: {CROSSED}", **CROSS))
     if figure.level is not None:
         drawing.axes.axvline(figure.level[0], color=INK, linewidth=1, dashes=(2, 2), zorder=2.5)
         handles.append(_line(label=figure.level[1], color=INK, linewidth=1, dashes=(2, 2)))

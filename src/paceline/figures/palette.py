@@ -206,11 +206,11 @@ def base_name(strategy: str) -> str:
     found = re.match(r"([^\s:,(]+)(?::[^\s:,=(]+(?=:|$|\s))?", strategy)
     if found is None:
         return strategy
-    return found[1] if _declared(found[1]) else found[0]
+    return found[1] if _find_declared(found[1]) else found[0]
 
 
 @cache
-def _declared(name: str) -> tuple[str, str] | None:
+def _find_declared(name: str) -> tuple[str, str] | None:
     """Return the colour and marker that a strategy or collective of this package has, or None."""
     if name in COLLECTIVES:
         return COLLECTIVES[name]
@@ -226,7 +226,7 @@ def _declared(name: str) -> tuple[str, str] | None:
 
 def _look(strategy: str) -> tuple[str, str]:
     name = base_name(strategy)
-    return _declared(name) or _other(name)
+    return _find_declared(name) or _other(name)
 
 
 def _other(name: str) -> tuple[str, str]:

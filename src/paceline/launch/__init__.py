@@ -18,6 +18,7 @@ from paceline.launch.guard import (
     REQUESTS,
     StopRequests,
     abort_on_error,
+    announce_failure,
     announce_run,
     end_ranks,
     is_first_to_say,
@@ -30,7 +31,7 @@ from paceline.launch.guard import (
 from paceline.launch.hosts import Host, answering_hosts, check_hosts, parse_hosts
 from paceline.launch.job import Outcome, run
 from paceline.launch.library import Library, allocated_nodes, find, mpiexec
-from paceline.launch.prepare import by_hand, communicator, mpi, prepared, refuse
+from paceline.launch.prepare import apply_settings, by_hand, communicator, mpi, refuse
 from paceline.launch.resources import (
     allocated_cores,
     allowed_cores,
@@ -62,8 +63,10 @@ __all__ = [
     "allocated_cores",
     "allocated_nodes",
     "allowed_cores",
+    "announce_failure",
     "announce_run",
     "answering_hosts",
+    "apply_settings",
     "apply_threads",
     "by_hand",
     "call",
@@ -83,7 +86,6 @@ __all__ = [
     "mpiexec",
     "note_survivors",
     "parse_hosts",
-    "prepared",
     "refuse",
     "requeued_job",
     "run",

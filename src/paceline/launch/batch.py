@@ -87,8 +87,8 @@ class Batch:
             *again,
             "--open-mode=append",
             f"--output={self.name}-%j.out",
-            f"--chdir={_quoted(str(Path.cwd()))}",
-            *map(_quoted_value, self.options),
+            f"--chdir={_quote(str(Path.cwd()))}",
+            *map(_quote_value, self.options),
         ]
         return [f"#SBATCH {word}" for word in words]
 
@@ -154,10 +154,10 @@ def batch_script(
     return "\n".join(lines)
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     return f'"{text}"' if re.search(r"\s", text) else text
 
 
-def _quoted_value(option: str) -> str:
+def _quote_value(option: str) -> str:
     name, equals, value = option.partition("=")
-    return f"{name}{equals}{_quoted(value)}"
+    return f"{name}{equals}{_quote(value)}"

@@ -199,7 +199,7 @@ def forget_segments(comm: Any) -> None:
     is None if this process is alone.
     """
     here = world()
-    names = {name for name in _mapped() if name.startswith("/dev/shm/mpich_shm_")}
+    names = {name for name in _list_mapped() if name.startswith("/dev/shm/mpich_shm_")}
     if comm is not None:
         if here is None or comm.Get_size() != here.size:
             return
@@ -209,7 +209,8 @@ def forget_segments(comm: Any) -> None:
             Path(name).unlink()
 
 
-def _mapped() -> set[str]:
+def _list_mapped() -> set[str]:
+    """Return the files in /dev/shm that this process has mapped."""
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()
     except OSError:
@@ -314,7 +315,7 @@ def is_default(handler: Any) -> bool:
 class StopRequests:
     """A block in which signals ask this process to stop, unless the program has handlers of its own for them.
 
-    Inside it, `passed_to(ask)` is the block that trains: the first signal calls `ask(number)`, which must return at once.
+    Inside it, `pass_to(ask)` is the block that trains: the first signal calls `ask(number)`, which must return at once.
     Before it the first signal ends the process, because there is nothing to save. After it the first signal is ignored:
     the run is over, and its results are being written. The second signal always ends the process.
 
@@ -322,7 +323,7 @@ class StopRequests:
     program a KeyboardInterrupt is raised for SIGINT, and SystemExit for the others.
 
     >>> asked = []
-    >>> with StopRequests(own_process=False) as requests, requests.passed_to(asked.append):
+    >>> with StopRequests(own_process=False) as requests, requests.pass_to(asked.append):
     ...     signal.raise_signal(signal.SIGTERM)
     >>> asked
     [15]
@@ -346,14 +347,14 @@ class StopRequests:
             return self  # signals are the main thread's
         if self.rank is not None:
             self._listen()
-        handler = self._note if self._pipe is not None else self._came
+        handler = self._note if self._pipe is not None else self._receive
         for number in REQUESTS:
             if is_default(signal.getsignal(number)):
                 self._handlers[number] = signal.signal(number, handler)
         if self._job is not None:
             with contextlib.suppress(OSError):  # the folder is on another machine
                 (self._job / "stoppable" / str(os.getpid())).touch()
-            if self._relayed():  # before this process was ready
+            if self._read_relayed():  # before this process was ready
                 signal.raise_signal(signal.SIGTERM)
         return self
 
@@ -362,6 +363,9 @@ class StopRequests:
         if self._job is not None and not self.first:  # what has been received is kept for the supervisor
             with contextlib.suppress(OSError):
                 (self._job / "stoppable" / str(os.getpid())).unlink()
+        elif self._job is not None:
+            with contextlib.suppress(OSError):
+                (self._job / "left" / str(os.getpid())).touch()
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         self._handlers.clear()
@@ -371,7 +375,7 @@ class StopRequests:
             self._pipe = None
 
     @contextlib.contextmanager
-    def passed_to(self, ask: Callable[[int], None] | None) -> Iterator[None]:
+    def pass_to(self, ask: Callable[[int], None] | None) -> Iterator[None]:
         """Inside the block, call `ask` with the first signal; None: what runs there cannot be stopped, and is ended."""
         self._ask, self._phase = ask, TRAINING
         try:
@@ -402,7 +406,7 @@ class StopRequests:
             elif numbers := os.read(pipe, 64):
                 for number in numbers:
                     if number in self._handlers:
-                        self._came(number)
+                        self._receive(number)
             else:
                 os.close(pipe)
                 return
@@ -410,8 +414,9 @@ class StopRequests:
     def _note(self, number: int, frame: FrameType | None) -> None:
         """Do nothing: the thread has been told."""
 
-    def _came(self, number: int, frame: FrameType | None = None) -> None:
-        relayed = self._relayed()
+    def _receive(self, number: int, frame: FrameType | None = None) -> None:
+        """Pass the first signal on; end this process at a later one."""
+        relayed = self._read_relayed()
         number = relayed or number
         if self.first:
             if time.monotonic() - self._when > TOGETHER:
@@ -433,7 +438,7 @@ class StopRequests:
             does = "stops after a checkpoint" if self._phase == TRAINING else "is over, and writes its record"
             self._untold = f"received {name_of_signal(number)}; the run {does}"
 
-    def _relayed(self) -> int:
+    def _read_relayed(self) -> int:
         """Return the signal that the process which started the job has received and passed on; 0: none."""
         if self._job is None:
             return 0
@@ -509,6 +514,13 @@ def announce_run(folder: Path) -> None:
     if JOB_FOLDER in os.environ:
         with contextlib.suppress(OSError):  # it is on another machine
             Path(os.environ[JOB_FOLDER], "run").write_bytes(os.fsencode(folder.absolute()))
+
+
+def announce_failure() -> None:
+    """Tell the process that started this job that a program has failed while it trained."""
+    if JOB_FOLDER in os.environ:
+        with contextlib.suppress(OSError):
+            Path(os.environ[JOB_FOLDER], "failed").touch()
 
 
 def _write(text: str) -> None:

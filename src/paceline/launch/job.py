@@ -59,6 +59,9 @@ REPEATED = re.compile(rb"(?m)^ ?\d+ more process(es have| has) sent help message
 LONG_LINE = 4096
 UNEXPLAINED = 255  # MPICH's exit status if it loses the connection to a host
 UNFINISHED = 0.2  # seconds for which the possible beginning of a launcher's paragraph is held back
+# Seconds between two looks at signals and at the time limit. Python handles a signal that arrives just before a system call
+# only when that call returns, so no call may wait for ever.
+LOOK = 1.0
 
 
 def run(
@@ -106,10 +109,10 @@ def run(
     alone = (one_node or allocated_nodes() == 1) and not hosts
     reservation = reserve_cores(wanted) if bind and alone else contextlib.nullcontext()
     with (
-        _standard_streams(),
+        _open_standard_streams(),
         job_folder(parent) as (folder, lock),
         reservation as cores,
-        _stderr(on_line) as stderr,
+        _duplicate_stderr(on_line) as stderr,
     ):
         given = {**(environment or {}), **core_variables(cores), JOB_FOLDER: str(folder)}
         (folder / "stoppable").mkdir()
@@ -117,7 +120,7 @@ def run(
             (folder / "stoppable" / "elsewhere").touch()
         (folder / "also").write_bytes(b"".join(os.fsencode(path) + b"\n" for path in also))
         (folder / "ranks").write_text(str(ranks))
-        for name in ("watched", "started"):
+        for name in ("watched", "started", "left"):
             (folder / name).mkdir()
         if alone and survive and launcher == "mpi":
             (folder / "survive").touch()
@@ -145,9 +148,7 @@ def run(
         late = None if time_limit is None else time.monotonic() + time_limit
         broken = False
         with _Signals() as signals:
-            with (
-                signals.blocked()
-            ):  # the supervisor starts with these signals blocked, so that it misses none
+            with signals.block():  # the supervisor starts with these signals blocked, so that it misses none
                 job = subprocess.Popen(
                     [*supervisor, *argv], env=variables, start_new_session=True, bufsize=0,
                     pass_fds=[number for number in (lock, stderr) if number >= 0],
@@ -195,6 +196,7 @@ def run(
             run_folder = Path(os.fsdecode(recorded.read_bytes())) if recorded.exists() else None
             cut = (folder / "cut").exists()
             died = (folder / "said-lost").exists()
+            failed = (folder / "failed").exists()
     if expired:
         status = 124
     elif lost and not signals.received:
@@ -210,7 +212,7 @@ def run(
         report(
             Outcome(
                 status=status, asked=signals.received[0] if signals.received else 0, run=run_folder,
-                dead=tuple(dead), hosts=lost, cut=cut,
+                dead=tuple(dead), hosts=lost, cut=cut, failed=failed,
             )
         )  # fmt: skip
     return status
@@ -230,6 +232,8 @@ class Outcome:
     """The hosts that were lost."""
     cut: bool = False
     """True if mpiexec ended the ranks and did not pass on their last output."""
+    failed: bool = False
+    """True if a program has failed while it trained (`announce_failure`)."""
     run: Path | None
     """Where the run of this job is recorded, if it said so (`announce_run`)."""
 
@@ -243,14 +247,12 @@ def _relay(
         for stream in streams:
             selector.register(stream.source, selectors.EVENT_READ, stream)
         while selector.get_map():
-            patience = UNFINISHED if any(stream.banners.holds for stream in streams) else None
-            if late is not None:
-                patience = min(patience or 1.0, 1.0)
-                if time.monotonic() > late:
-                    job.send_signal(signal.SIGHUP)
-                    for stream in streams:
-                        stream.banners.asked = True
-            ready = selector.select(patience)
+            if late is not None and time.monotonic() > late:
+                job.send_signal(signal.SIGHUP)
+                for stream in streams:
+                    stream.banners.asked = True
+            holds = any(stream.banners.holds for stream in streams)
+            ready = selector.select(UNFINISHED if holds else LOOK)
             if len(signals.received) > noticed:
                 noticed = len(signals.received)
                 streams[1].end_line()  # the supervisor has something to say about it
@@ -442,7 +444,7 @@ class Banners:
             return b""
         if match := SIGNAL.search(block):
             self.dead.append(int(match[1]))
-            return self._ended(f"rank {match[1].decode()} on {match[2].decode()}", int(match[3]))
+            return self._report_end(f"rank {match[1].decode()} on {match[2].decode()}", int(match[3]))
         if match := CODES.search(block):
             return self._read_codes(match[1].decode(), [int(code) for code in match[2].split(b",")])
         return b"" if block.lstrip(b"\n").startswith(EQUALS) or DROPPED.search(block) else block
@@ -460,9 +462,10 @@ class Banners:
             return b""
         name = f"rank {who[0]}" if len(who) == 1 or own else "a rank"
         self.dead += who[:1]
-        return self._ended(f"{name} on {host}", signals[who[0]])
+        return self._report_end(f"{name} on {host}", signals[who[0]])
 
-    def _ended(self, who: str, number: int) -> bytes:
+    def _report_end(self, who: str, number: int) -> bytes:
+        """Report a rank that a signal ended; return what is printed instead of the launcher's own words."""
         self.status = 128 + number
         if number == signal.SIGTERM and self.asked:
             return b""
@@ -493,7 +496,7 @@ class _Signals:
         if threading.current_thread() is threading.main_thread():
             for number in REQUESTS:
                 if is_default(signal.getsignal(number)):
-                    self.before[number] = signal.signal(number, self._came)
+                    self.before[number] = signal.signal(number, self._receive)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -501,7 +504,7 @@ class _Signals:
             signal.signal(number, handler)
 
     @contextlib.contextmanager
-    def blocked(self) -> Iterator[None]:
+    def block(self) -> Iterator[None]:
         """Block the signals inside the block; those that arrive are handled after it."""
         before = signal.pthread_sigmask(signal.SIG_BLOCK, (*REQUESTS, signal.SIGHUP))
         try:
@@ -515,7 +518,8 @@ class _Signals:
         if self.received:
             job.send_signal(signal.SIGHUP if self.at_once else self.received[0])
 
-    def _came(self, number: int, frame: FrameType | None) -> None:
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        """Pass a signal on to the job; a second one ends it at once."""
         again = time.monotonic() - self.last > TOGETHER
         if self.received and not again:
             return
@@ -527,7 +531,7 @@ class _Signals:
 
 
 @contextlib.contextmanager
-def _stderr(on_line: Callable[[str], None] | None) -> Iterator[int]:
+def _duplicate_stderr(on_line: Callable[[str], None] | None) -> Iterator[int]:
     """Yield a second descriptor of this process's stderr, for what is to be said when this process is no more."""
     number = -1 if on_line is not None else os.dup(2)
     try:
@@ -538,7 +542,7 @@ def _stderr(on_line: Callable[[str], None] | None) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def _standard_streams() -> Iterator[None]:
+def _open_standard_streams() -> Iterator[None]:
     """Open the standard streams that the caller has closed (`2>&-`): the next file opened would be used as one."""
     opened: list[int] = []
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
@@ -614,7 +618,7 @@ def start_processes() -> int:
         for pipe in pipes:  # so that a pipe is closed when the process at its other end exits
             for end in pipe:
                 end.close()
-        return _end_of([*started], ranks, folder)
+        return _wait_for_end([*started], ranks, folder)
     except KeyboardInterrupt:
         os.write(2, b"the process that starts the others was interrupted (signal 2); they were ended\n")
         return 128 + signal.SIGINT
@@ -623,7 +627,7 @@ def start_processes() -> int:
             process.kill()
 
 
-def _end_of(running: list[Any], ranks: int, folder: Path) -> int:
+def _wait_for_end(running: list[Any], ranks: int, folder: Path) -> int:
     """Wait for all processes or for the first that fails; report one that a signal ended."""
     while running:
         wait([process.sentinel for process in running])

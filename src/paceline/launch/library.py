@@ -142,12 +142,12 @@ def clean(environment: dict[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if not name.startswith(INHERITED)}
 
 
-def for_library(
+def make_options(
     library: Library, *, crowded: bool, one_node: bool = True
 ) -> tuple[list[str], dict[str, str]]:
     """Return mpiexec's options and the variables for `library`; `crowded` means more ranks than cores on a node."""
     if library.kind == "openmpi":
-        variables = _open_mpi(library.major)
+        variables = _make_open_mpi_settings(library.major)
         if one_node or library.wheel:
             # No search for a faster network: 0.1 s to start instead of 1.2 s. But on several nodes a cluster's own Open
             # MPI knows its network best; the wheel only has TCP.
@@ -162,7 +162,7 @@ def for_library(
     return [], {}
 
 
-def _open_mpi(major: int) -> dict[str, str]:
+def _make_open_mpi_settings(major: int) -> dict[str, str]:
     variables = {"OMPI_MCA_osc": "^ucx"}  # otherwise an error line for every shared window
     if os.geteuid() == 0:
         for prefix in ("OMPI", "PRTE"):  # PRTE's: for Comm.Spawn
@@ -231,7 +231,7 @@ def mpiexec(
     nodes = len(shares) or (1 if one_node else allocated_nodes())
     here = max(shares.values(), default=-(-ranks // nodes))
     cores = min((host.cores for host in hosts if host.cores is not None), default=usable_cores())
-    options, settings = for_library(library, crowded=crowded or here > cores, one_node=nodes == 1)
+    options, settings = make_options(library, crowded=crowded or here > cores, one_node=nodes == 1)
     if folder is not None and (nodes == 1 or hosts):
         settings |= folder_settings(library, folder)
     if folder is not None and nodes == 1:
@@ -246,7 +246,7 @@ def mpiexec(
         variables = {name: value for name, value in variables.items() if not name.startswith("SLURM_")}
     variables |= environment or {}
     if hosts and folder is not None:
-        more, settings = on_hosts(library, shares, hand_over(folder, variables))
+        more, settings = make_host_options(library, shares, hand_over(folder, variables))
         options, variables = options + more, variables | settings
     return [str(library.mpiexec), *options, "-n", str(ranks), *command], variables
 
@@ -260,13 +260,13 @@ def can_survive(library: Library) -> bool:
     return library.kind == "openmpi" and library.major >= 5
 
 
-def on_hosts(
+def make_host_options(
     library: Library, shares: Mapping[str, int], agent: Sequence[str]
 ) -> tuple[list[str], dict[str, str]]:
     """Return mpiexec's options and the variables that start ranks on hosts, with `agent` in place of ssh.
 
     >>> library = Library(kind="mpich", version="5.0.2", mpiexec=Path("mpiexec"), wheel=True)
-    >>> on_hosts(library, {"a": 8, "b": 4}, ["/bin/sh", "agent"])[0][-2:]
+    >>> make_host_options(library, {"a": 8, "b": 4}, ["/bin/sh", "agent"])[0][-2:]
     ['-hosts', 'a:8,b:4']
     """
     listed = ",".join(f"{name}:{share}" for name, share in shares.items())

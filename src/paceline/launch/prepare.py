@@ -21,7 +21,7 @@ from typing import Any, Literal, NoReturn
 from paceline.errors import UsageError
 from paceline.launch.guard import _say, abort_on_error, announce_start, forget_segments
 from paceline.launch.job import job_folder
-from paceline.launch.library import TITLES, Library, for_library, home_settings, installed_wheels
+from paceline.launch.library import TITLES, Library, home_settings, installed_wheels, make_options
 from paceline.launch.pmi import interpose
 from paceline.launch.resources import limit_threads, machine_cores, threads_of_rank
 from paceline.launch.world import World, refuse_mismatch, verify, world
@@ -47,10 +47,10 @@ def _start() -> ModuleType:
     with warnings.catch_warnings():
         warnings.filterwarnings(
             "ignore", r"\s*suspicious MPI", RuntimeWarning
-        )  # `prepared` has a better message
+        )  # `apply_settings` has a better message
         from mpi4py import MPI
     if not MPI.Is_initialized():
-        with prepared(*MPI.get_vendor()):
+        with apply_settings(*MPI.get_vendor()):
             MPI.Init_thread()
         announce_start()
     return MPI
@@ -64,16 +64,16 @@ def communicator(launcher: Literal["mpi", "torch"] = "mpi") -> Any:
     >>> communicator("torch").Get_size()
     1
     """
-    from paceline.comm.torch_processes import Processes, started
+    from paceline.comm.torch_processes import Processes, find_processes
 
-    together = started()
+    together = find_processes()
     if together is not None:
         return together
     return Processes(0, []) if launcher == "torch" else mpi().COMM_WORLD
 
 
 @contextlib.contextmanager
-def prepared(vendor: str, version: tuple[int, ...]) -> Iterator[None]:
+def apply_settings(vendor: str, version: tuple[int, ...]) -> Iterator[None]:
     """Apply, inside the block, the settings that a process can still choose for itself before it starts MPI.
 
     Variables that are already set are kept. Open MPI then starts in 0.1 s instead of 1.2 s, and a single process leaves
@@ -86,12 +86,12 @@ def prepared(vendor: str, version: tuple[int, ...]) -> Iterator[None]:
     if here is None:
         with (
             job_folder(Path(tempfile.gettempdir())) as (folder, _),
-            _variables(ALONE | home_settings() | {"TMPDIR": str(folder)}),
+            _set_variables(ALONE | home_settings() | {"TMPDIR": str(folder)}),
         ):
             yield
         forget_segments(None)
         return
-    library = _library(vendor, version)
+    library = _make_library(vendor, version)
     if _falls_apart(library, here):
         refuse_mismatch(here, library.title)
     one_node = here.local_size == here.size
@@ -99,14 +99,14 @@ def prepared(vendor: str, version: tuple[int, ...]) -> Iterator[None]:
     if library.kind == "mpich" and library.wheel and by_slurm and not one_node:
         interpose()
     crowded = here.local_size > machine_cores()
-    _, settings = for_library(library, crowded=crowded, one_node=one_node)
+    _, settings = make_options(library, crowded=crowded, one_node=one_node)
     # A cluster's own Open MPI has been configured for its network.
     chosen = settings if library.wheel or one_node else {}
-    with _variables(chosen | home_settings()):
+    with _set_variables(chosen | home_settings()):
         yield
 
 
-def _library(vendor: str, version: tuple[int, ...]) -> Library:
+def _make_library(vendor: str, version: tuple[int, ...]) -> Library:
     kind = next((kind for kind, title in TITLES.items() if title == vendor), "other")
     return Library(
         kind=kind, version=".".join(map(str, version)), mpiexec=Path(), wheel=kind in installed_wheels()
@@ -124,7 +124,7 @@ def _falls_apart(library: Library, here: World) -> bool:
 
 
 @contextlib.contextmanager
-def _variables(settings: dict[str, str]) -> Iterator[None]:
+def _set_variables(settings: dict[str, str]) -> Iterator[None]:
     """Set variables that are not set yet (TMPDIR and HOME always), and restore them afterwards."""
     before = {name: os.environ.get(name) for name in settings}
     for name, value in settings.items():
@@ -160,14 +160,14 @@ def by_hand(MPI: Any) -> Iterator[Any]:
         if MPI.Is_finalized():
             raise UsageError("MPI has already ended in this process and cannot be started again")
         if own:
-            with prepared(*MPI.get_vendor()):
+            with apply_settings(*MPI.get_vendor()):
                 MPI.Init_thread()  # not Init: with one thread, MPICH waits in a way that is slow on shared cores
     except UsageError as error:
         refuse(error)
     try:
         verify(MPI.COMM_WORLD.Get_size())
         comm = MPI.COMM_WORLD.Dup()
-        with abort_on_error(comm), limit_threads(min(threads_of_rank(comm), _given())):
+        with abort_on_error(comm), limit_threads(min(threads_of_rank(comm), _count_pool_threads())):
             try:
                 yield comm
             except SystemExit as leaving:
@@ -201,7 +201,7 @@ def _say_first(error: object) -> None:
         _say(f"{Path(sys.argv[0]).name or 'paceline'}: {error}")
 
 
-def _given() -> int:
+def _count_pool_threads() -> int:
     """Return the number of threads that this process's pools have now."""
     from threadpoolctl import threadpool_info
 

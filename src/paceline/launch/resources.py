@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import UsageError
-from paceline.launch.world import by_node, launcher_process, world
+from paceline.launch.world import launcher_process, parse_node_numbers, world
 from paceline.text import amount
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ def usable_cores() -> int:
     >>> usable_cores() >= 1
     True
     """
-    return granted(len(os.sched_getaffinity(0)))
+    return reduce_to_limits(len(os.sched_getaffinity(0)))
 
 
 def allocated_cores() -> int:
@@ -60,16 +60,16 @@ def allocated_cores() -> int:
     True
     """
     listed = os.environ.get("SLURM_JOB_CPUS_PER_NODE") if "SLURM_JOB_ID" in os.environ else None
-    cores = by_node(listed) if listed else []
+    cores = parse_node_numbers(listed) if listed else []
     return sum(cores) if len(cores) > 1 else usable_cores()
 
 
-def granted(cores: int) -> int:
+def reduce_to_limits(cores: int) -> int:
     """Return `cores` reduced to the limits that are set for the whole node."""
-    return max(1, min(cores, *_granted()))
+    return max(1, min(cores, *_list_core_limits()))
 
 
-def _granted() -> list[int]:
+def _list_core_limits() -> list[int]:
     """Return the limits on cores that are set for the whole node, apart from the binding of single processes."""
     share = cpu_quota()
     limits = [sys.maxsize] if share is None else [math.ceil(share)]
@@ -150,15 +150,15 @@ def threads_of_rank(comm: Any, given: int | None = None) -> int:
     node.Allreduce(used, users)  # the number of ranks that use each core
     node.Free()
     share = int((1 / users[mine]).sum() + 1e-9)
-    return max(1, min(share, *(limit // int(ranks_here) for limit in _granted())))
+    return max(1, min(share, *(limit // int(ranks_here) for limit in _list_core_limits())))
 
 
 def thread_variables(threads: int, ranks_here: int = 1) -> dict[str, str]:
     """Return the environment that limits the thread pools of each of `ranks_here` processes; set it before they start.
 
     Threads of several ranks sleep while they wait for work, unless OMP_WAIT_POLICY is set: threads that wait busily keep
-    cores from those of other ranks. The GPT of examples/lm on 16 cores took 13.3 s to its target with busy and 4.7 s
-    with sleeping threads on 4 ranks of 4 threads, 5.8 and 3.2 s on 8 ranks of 2. A single process is faster with busy ones.
+    cores from those of other ranks. The GPT of examples/lm on 16 cores took 13.3 s to its target with busy and 3.5 s
+    with sleeping threads on 4 ranks of 4 threads, 5.8 and 2.3 s on 8 ranks of 2. A single process is faster with busy ones.
 
     >>> thread_variables(2)["OPENBLAS_NUM_THREADS"]
     '2'
@@ -347,7 +347,9 @@ def place_for_job(kind: str, ranks: int, folder: str = "/dev/shm") -> Path:
 def leftover_segments(folder: Path = Path("/dev/shm"), root: Path = Path("/"), age: float = 60) -> list[str]:
     """Return this user's segments older than `age` seconds that no visible process has mapped."""
     old = time.time() - age
-    found = [entry for entry in _listed(folder) if entry.name.startswith(SEGMENTS) and _mine(entry, old)]
+    found = [
+        entry for entry in _list_folder(folder) if entry.name.startswith(SEGMENTS) and _is_mine(entry, old)
+    ]
     used = "\n".join(_text(maps) for maps in root.glob("proc/[0-9]*/maps")) if found else ""
     return sorted(entry.name for entry in found if str(entry) not in used)
 
@@ -369,14 +371,14 @@ def _text(path: Path) -> str:
         return ""
 
 
-def _listed(folder: Path) -> list[Path]:
+def _list_folder(folder: Path) -> list[Path]:
     try:
         return list(folder.iterdir())
     except OSError:
         return []
 
 
-def _mine(path: Path, before: float = math.inf) -> bool:
+def _is_mine(path: Path, before: float = math.inf) -> bool:
     try:
         found = path.stat()
     except OSError:
@@ -386,7 +388,7 @@ def _mine(path: Path, before: float = math.inf) -> bool:
 
 def _own_threads(root: Path) -> int:
     """Return the number of threads of this user's processes."""
-    return sum(len(_listed(folder / "task")) for folder in root.glob("proc/[0-9]*") if _mine(folder))
+    return sum(len(_list_folder(folder / "task")) for folder in root.glob("proc/[0-9]*") if _is_mine(folder))
 
 
 @contextmanager
@@ -434,7 +436,7 @@ def reserve_cores(count: int) -> Iterator[list[int] | None]:
     allowed = sorted(os.sched_getaffinity(0), key=lambda core: (_place_among_siblings(core), core))
     with ExitStack() as held:
         free: list[int] = []
-        if count <= usable_cores() and others_running() + count <= len(allowed):
+        if count <= usable_cores() and count_other_threads() + count <= len(allowed):
             for core in allowed:
                 if len(free) < count and _lock(core, held):
                     free.append(core)
@@ -475,7 +477,7 @@ def machine_cores() -> int:
     True
     """
     given = os.environ.get(CORES_VARIABLE)
-    return int(given.partition(":")[0]) if given else granted(len(allowed_cores()))
+    return int(given.partition(":")[0]) if given else reduce_to_limits(len(allowed_cores()))
 
 
 def allowed_cores() -> set[int]:
@@ -486,7 +488,7 @@ def allowed_cores() -> set[int]:
     return os.sched_getaffinity(0)
 
 
-def others_running(samples: int = 5, apart: float = 0.002) -> int:
+def count_other_threads(samples: int = 5, apart: float = 0.002) -> int:
     """Return how many other threads are running on the machine now: the least of several samples."""
     fewest = 1 << 30
     for look in range(samples):
@@ -514,7 +516,7 @@ def _place_among_siblings(core: int) -> int:
 
 
 def _lock(core: int, held: ExitStack) -> bool:
-    """Lock a core, if it is free, by a name in Linux's abstract socket namespace.
+    """Lock a core by a name in Linux's abstract socket namespace; return False if it is not free.
 
     The name disappears with the process, and there is no file that could be left behind or replaced.
     """

@@ -1,4 +1,4 @@
-# ruff: noqa: PTH102, PTH106, PTH108, PTH110, PTH112, PTH118, PTH123, PTH208, SIM105
+# ruff: noqa: PTH102, PTH106, PTH108, PTH110, PTH118, PTH123, PTH208, SIM105
 """Run one mpiexec and leave nothing of it behind, whatever happens.
 
     python -I -S supervise.py PARENT LOCK FOLDER STDERR COMMAND...
@@ -19,9 +19,11 @@ to clean up. It imports little (no pathlib, nothing from paceline) and starts in
    to end, and kills it after GRACE seconds.
 4. While the ranks do not watch each other (FOLDER/watched lacks some of them: before and after training), this process
    looks for ranks that are stopped (SIGSTOP), and reports or ends them as FOLDER/stall says: SECONDS, and what to do.
-5. If ranks are to survive the deaths of others (FOLDER/survive), Open MPI waits for ever for one that dies before all have
+5. A launcher that does not end, although its ranks have ended or, after a signal, have left their work (FOLDER/left), is
+   killed LOOK seconds after that has been seen: Open MPI's may hang when a signal tells it to end.
+6. If ranks are to survive the deaths of others (FOLDER/survive), Open MPI waits for ever for one that dies before all have
    started MPI (FOLDER/started): such a job is ended.
-6. When mpiexec has ended, whatever still runs is killed, and segments in /dev/shm that the job had mapped are removed.
+7. When mpiexec has ended, whatever still runs is killed, and segments in /dev/shm that the job had mapped are removed.
    If PARENT is no more, so are FOLDER and the folders of PARENT that FOLDER/also lists.
 
 STDERR is a descriptor of the stderr of PARENT (-1: none), for what is to be said when PARENT is no more.
@@ -36,6 +38,7 @@ import sys
 import time
 
 GRACE = 3.0
+LOOK = 10.0  # seconds between two looks at a job whose ranks may have ended
 STARTING = 1.0  # seconds between two looks at ranks that start
 START_WITHIN = 30.0  # seconds within which the launcher starts all processes
 STOP_WITHIN = 300.0
@@ -114,9 +117,9 @@ def supervise(
     end_everything()
     for name in job.segments:
         remove(name)
-    if os.getppid() != parent:
+    if is_gone(parent):
         say(f"the process that started {job.name} is gone; its ranks were ended", stderr)
-        for name in (*job.also(), folder):
+        for name in (*job.list_other_folders(), folder):
             remove(name)
     elif tethered:
         remove(folder)
@@ -141,17 +144,22 @@ class Job:
         self.starting = os.path.exists(os.path.join(folder, "survive"))  # and not all ranks have started MPI
         self.begun: set[str] = set()  # ranks that have been seen
         self.missed: float | None = None  # since when one of them is gone
-        self.look_at = time.monotonic() + (STARTING if self.starting else self.patience / 4)
+        self.ended: float | None = None  # since when the ranks have been seen to have ended
+        self.look_at = time.monotonic() + self.interval()
         self.stopped: dict[int, float] = {}  # ranks that are stopped, and since when
         self.reported: set[int] = set()
         self.result: int | None = None  # the exit status of a job that was ended because of them
+
+    def interval(self) -> float:
+        """Return the seconds until the next look at the ranks."""
+        return min(STARTING if self.starting else LOOK, self.patience / 4)
 
     def watch(self) -> int:
         """Wait for mpiexec to end, by itself or because it was told to; return its exit status as a shell reports it.
 
         If the job was ended because of a request to stop, return 128 + that signal.
         """
-        if os.getppid() != self.parent:
+        if is_gone(self.parent):
             self.end()
         while True:
             late = self.kill_at if self.kill_at is not None else self.stop_by
@@ -169,7 +177,7 @@ class Job:
             elif received is None and self.stop_by is not None:
                 say(f"the ranks did not stop within {STOP_WITHIN:g} s; they are ended")
                 self.end()
-            for process, status in ended():
+            for process, status in reap_children():
                 if process == self.process:
                     return self.status(os.waitstatus_to_exitcode(status))
 
@@ -180,8 +188,8 @@ class Job:
         self.asked = number
         with open(os.path.join(self.folder, "stop"), "w") as file:  # for ranks that are not ready yet
             file.write(str(number))
-        told = [process for process in descendants() if os.path.exists(self.stoppable(process))]
-        if not told and not os.path.exists(self.stoppable("elsewhere")):
+        told = [process for process in descendants() if os.path.exists(self.stop_file(process))]
+        if not told and not os.path.exists(self.stop_file("elsewhere")):
             self.end()
             return
         say(  # before a rank says what it did
@@ -198,7 +206,9 @@ class Job:
         now = time.monotonic()
         if self.starting:
             self.check_start(now)
-        self.look_at = now + (min(STARTING, self.patience / 4) if self.starting else self.patience / 4)
+        else:
+            self.check_end(now)
+        self.look_at = now + self.interval()
         if self.is_watched() or self.kill_at is not None:
             self.stopped = {}
             return
@@ -238,6 +248,23 @@ class Job:
             self.result = KILLED
             self.kill()
 
+    def check_end(self, now: float) -> None:
+        """Kill a launcher that does not end after its ranks."""
+        ended = self.all_have("left") or (self.all_have("started") and not self.any_alive("started"))
+        if not ended or self.kill_at is not None or os.path.exists(self.stop_file("elsewhere")):
+            self.ended = None
+            return
+        self.ended = now if self.ended is None else self.ended
+        if now - self.ended >= LOOK:
+            say(f"{self.name} did not end after its ranks; it is killed")
+            heard = self.asked or self.find_common_signal()
+            self.result = 128 + heard if heard else KILLED
+            self.kill()
+
+    def any_alive(self, what: str) -> bool:
+        """Return True if a rank is running that has a file in this folder of the job."""
+        return not {*map(str, descendants())}.isdisjoint(os.listdir(os.path.join(self.folder, what)))
+
     def all_have(self, what: str) -> bool:
         """Return True if all ranks have a file in this folder of the job."""
         try:
@@ -249,7 +276,8 @@ class Job:
         """Return True if all ranks notice stalls themselves."""
         return self.all_have("watched")
 
-    def stoppable(self, process: object) -> str:
+    def stop_file(self, process: object) -> str:
+        """Return the file that a process makes when it understands requests to stop."""
         return os.path.join(self.folder, "stoppable", str(process))
 
     def end(self) -> None:
@@ -276,7 +304,7 @@ class Job:
             return 128 + self.asked
         if code < 0 and self.kill_at is None:
             say(f"{self.name} was ended by {name_of(-code)}, and the ranks with it")
-        heard = self.heard() if code == 1 and not self.asked and self.kill_at is None else 0
+        heard = self.find_common_signal() if code == 1 and not self.asked and self.kill_at is None else 0
         if heard:
             say(f"{self.name} was told to end by a signal, and ended the ranks with {name_of(heard)}")
             with open(os.path.join(self.folder, "cut"), "w"):  # it has not passed on what they said
@@ -284,7 +312,7 @@ class Job:
             return 128 + heard
         return code if code >= 0 else 128 - code
 
-    def heard(self) -> int:
+    def find_common_signal(self) -> int:
         """Return the signal that all ranks have received from elsewhere; 0: there is none."""
         if not (ranks := self.lines("ranks")):
             return 0
@@ -293,7 +321,7 @@ class Job:
         everyone = len(numbers) == int(ranks[0])
         return int(numbers[0]) if everyone and len(set(numbers)) == 1 else 0
 
-    def also(self) -> list[str]:
+    def list_other_folders(self) -> list[str]:
         """Return the folders of the process that started the job."""
         return self.lines("also")
 
@@ -303,6 +331,17 @@ class Job:
                 return os.fsdecode(file.read()).splitlines()
         except OSError:
             return []
+
+
+def is_gone(parent: int) -> bool:
+    """Return True if the process that started this one has ended, or only has threads left that are about to end."""
+    if os.getppid() != parent:
+        return True
+    try:
+        with open(f"/proc/{parent}/stat", "rb") as file:
+            return file.read().rpartition(b") ")[2][:1] in b"ZX"
+    except OSError:
+        return True
 
 
 def name_of(number: int) -> str:
@@ -316,7 +355,7 @@ def say(text: str, stderr: int = 2) -> None:
         pass
 
 
-def ended() -> list[tuple[int, int]]:
+def reap_children() -> list[tuple[int, int]]:
     """Return the children that have ended since the last call, with their wait statuses."""
     found = []
     try:
@@ -402,16 +441,19 @@ def kill(process: int, number: int) -> None:
 
 def remove(path: str) -> None:
     """Remove a file, or a folder with everything in it, if it exists."""
+    for folder, folders, files in os.walk(path, topdown=False):
+        for name in (*files, *folders):
+            remove_one(os.path.join(folder, name))
+    remove_one(path)
+
+
+def remove_one(path: str) -> None:
+    """Remove a file or an empty folder, if it exists: another process may have removed it."""
     try:
-        for folder, folders, files in os.walk(path, topdown=False):
-            for name in files:
-                os.unlink(os.path.join(folder, name))
-            for name in folders:
-                os.rmdir(os.path.join(folder, name))
-        if os.path.isdir(path):
-            os.rmdir(path)
-        else:
+        try:
             os.unlink(path)
+        except IsADirectoryError:
+            os.rmdir(path)
     except OSError:
         pass
 

@@ -103,15 +103,15 @@ def launcher_process() -> int | None:
 
 def _tasks_here(given: Mapping[str, str]) -> int:
     """Return this node's part of `SLURM_STEP_TASKS_PER_NODE`."""
-    counts = by_node(given.get("SLURM_STEP_TASKS_PER_NODE") or "1")
+    counts = parse_node_numbers(given.get("SLURM_STEP_TASKS_PER_NODE") or "1")
     node = int(given.get("SLURM_NODEID") or 0)
     return counts[node] if node < len(counts) else counts[0]
 
 
-def by_node(text: str) -> list[int]:
+def parse_node_numbers(text: str) -> list[int]:
     """Return a number for each node from the text that Slurm's variables use.
 
-    >>> by_node("4(x2),3")
+    >>> parse_node_numbers("4(x2),3")
     [4, 4, 3]
     """
     counts: list[int] = []

@@ -22,7 +22,14 @@ import numpy as np
 from paceline.comm import channel, mpi_of
 from paceline.comm.shared import split_node
 from paceline.errors import AgreedError
-from paceline.machine.calibration import SECONDS, as_in_training, calibrate, calls, eager_limit, spread
+from paceline.machine.calibration import (
+    SECONDS,
+    calibrate,
+    eager_limit,
+    prepare_calls,
+    record_as_in_training,
+    spread,
+)
 from paceline.machine.profile import Machine
 from paceline.vmpi.network import Network, presets
 
@@ -35,6 +42,7 @@ FIRST, MOST = (
     1 << 18,
     1 << 27,
 )  # bytes of the long messages: doubled from the first until one takes long enough
+LEAST, MOST_TIMES = 5, 25  # times that the rate is measured
 LONG = 0.2  # seconds of a long message, beside which latencies do not matter
 FASTER = 1.1  # all pairs at once, compared with one: less than this many times as fast is the same
 DIGITS = 3
@@ -92,10 +100,10 @@ def _measure_pair(pair: Any, seconds: float) -> dict[str, Any]:
     sizes = [SMALL, limit]
     sending, way = [], []
     for n in sizes:
-        calling = calls(pair, n)
+        calling = prepare_calls(pair, n)
         calling(3)
         sending.append([n, _shared_mean(pair, calling(_rounds(pair, calling, seconds / 4))[1])])
-        going = _back_and_forth(pair, n)
+        going = _prepare_back_and_forth(pair, n)
         going(3)
         way.append([n, _shared_mean(pair, going(_rounds(pair, going, seconds / 4))[0])])
     return {"eager_limit": limit, "send": sending, "way": way}
@@ -120,9 +128,9 @@ def _shared_mean(comm: Any, laps: Sequence[float]) -> float:
     return float(value[0]) / int(comm.Get_size())
 
 
-def _back_and_forth(pair: Any, nbytes: int) -> Callable[[int], tuple[list[float]]]:
+def _prepare_back_and_forth(pair: Any, nbytes: int) -> Callable[[int], tuple[list[float]]]:
     """Return a function that sends messages back and forth: seconds of each way."""
-    own, rank = channel(as_in_training(pair)), pair.Get_rank()
+    own, rank = channel(record_as_in_training(pair)), pair.Get_rank()
     here, there = np.zeros(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
     clock = time.perf_counter
 
@@ -147,7 +155,8 @@ def _measure_rate(comm: Any, pairs: Sequence[tuple[int, int]], seconds: float) -
     """Return the bytes per second from the first ranks of these pairs to the second ones; collective.
 
     It is the rate of what a long message takes longer than one of a quarter of its length, so that neither latencies nor
-    what a line lets pass at once matter.
+    what a line lets pass at once matter. That should be three quarters of the long one's time. Where other programs
+    disturb the measurement so much that it is less than half, the rate is that of the long messages alone.
     """
     nbytes = FIRST
     while _send_long(comm, pairs, nbytes) < LONG and nbytes < MOST:
@@ -157,10 +166,13 @@ def _measure_rate(comm: Any, pairs: Sequence[tuple[int, int]], seconds: float) -
     while go_on[0]:
         long.append(_send_long(comm, pairs, nbytes))
         short.append(_send_long(comm, pairs, nbytes // 4))
-        go_on[0] = time.perf_counter() < until
+        whole, quarter = float(np.median(long)), float(np.median(short))
+        disturbed = whole - quarter < whole / 2
+        enough = len(long) >= (MOST_TIMES if disturbed else LEAST)
+        go_on[0] = not enough or (not disturbed and time.perf_counter() < until)
         comm.Bcast(go_on)
-    longer = _mean(long) - _mean(short)
-    return len(pairs) * (nbytes - nbytes // 4) / max(longer, 1e-9)
+    rate = nbytes / whole if disturbed else (nbytes - nbytes // 4) / (whole - quarter)
+    return len(pairs) * rate
 
 
 def _send_long(comm: Any, pairs: Sequence[tuple[int, int]], nbytes: int) -> float:
@@ -204,15 +216,15 @@ def network_of(answer: dict[str, Any]) -> Network:
     )
     return replace(
         usual,
-        latency=_rounded(max(0.0, answer["way"][0][1] - 2 * own)),
-        bandwidth=_rounded(bandwidth),
-        overhead=_rounded(own),
-        copy_bandwidth=_rounded(1 / copying) if copying > 0 else math.inf,
-        stream=_rounded(one) if every > FASTER * one else math.inf,
+        latency=_round(max(0.0, answer["way"][0][1] - 2 * own)),
+        bandwidth=_round(bandwidth),
+        overhead=_round(own),
+        copy_bandwidth=_round(1 / copying) if copying > 0 else math.inf,
+        stream=_round(one) if every > FASTER * one else math.inf,
         eager_limit=answer["eager_limit"],
         ranks_per_node=answer["ranks_per_node"],
     )
 
 
-def _rounded(value: float) -> float:
+def _round(value: float) -> float:
     return float(f"{value:.{DIGITS}g}")

@@ -164,13 +164,15 @@ def link_of(answers: Sequence[dict[str, Any]]) -> Link:
             rest = seconds - post - sending[n] - (1 if n <= limit else 2) * way
             copied.append([n, max(rest, 0.1e-6)])
         ends = [copied[0][0], copied[-1][0]]
-        send[ranks] = _monotonic(answer["send"], limit)
+        send[ranks] = _make_monotonic(answer["send"], limit)
         flight[ranks] = [[n, way] for n in ends]
-        take[ranks] = _monotonic(copied, limit)
+        take[ranks] = _make_monotonic(copied, limit)
         alone = dict(answer["alone"])
         if alone:  # one rank that takes a message while no other does
             ratios = {n: min(1.0, alone[n] / taking[n]) for n, _ in copied if n in alone and n in taking}
-            take[1] = _monotonic([[n, seconds * ratios.get(n, 1.0)] for n, seconds in take[ranks]], limit)
+            take[1] = _make_monotonic(
+                [[n, seconds * ratios.get(n, 1.0)] for n, seconds in take[ranks]], limit
+            )
     return Link(send=Curves.of(send), flight=Curves.of(flight), take=Curves.of(take))
 
 
@@ -181,10 +183,10 @@ def _post(answer: dict[str, Any]) -> float:
 
 
 def _curves(answers: Sequence[dict[str, Any]], name: str) -> Curves:
-    return Curves.of({answer["ranks"]: _monotonic(answer[name]) for answer in answers})
+    return Curves.of({answer["ranks"]: _make_monotonic(answer[name]) for answer in answers})
 
 
-def _monotonic(points: Sequence[Sequence[float]], limit: float = 0) -> list[list[float]]:
+def _make_monotonic(points: Sequence[Sequence[float]], limit: float = 0) -> list[list[float]]:
     """Lower the points that noise made too high, eager messages and others separately."""
     eager = [point for point in points if point[0] <= limit]
     return make_monotonic(eager) + make_monotonic(points[len(eager) :])
@@ -201,21 +203,21 @@ def measure(comm: Any, *, sizes: list[int], seconds: float) -> dict[str, Any]:
     p = comm.Get_size()
     limit = eager_limit(comm)
     lengths = sorted({*sizes, limit, limit + 1, 2 * limit})
-    cells: dict[str, Rounds] = {"barrier": barriers(comm)}
-    cells.update({f"behind {n}": behind_computing(comm, n) for n in BEHIND})
+    cells: dict[str, Rounds] = {"barrier": prepare_barriers(comm)}
+    cells.update({f"behind {n}": prepare_behind_computing(comm, n) for n in BEHIND})
     to_free: list[Callable[[], None]] = []
     for n in lengths:
-        cells[f"exchange {n}"] = exchange(comm, n)
-        cells[f"combining {n}"] = combining(comm, n)
-        cells[f"calls {n}"] = calls(comm, n)
-        cells[f"taking {n}"] = taking(comm, n)
+        cells[f"exchange {n}"] = prepare_exchange(comm, n)
+        cells[f"combining {n}"] = prepare_combining(comm, n)
+        cells[f"calls {n}"] = prepare_calls(comm, n)
+        cells[f"taking {n}"] = prepare_taking(comm, n)
         if p == 2:
-            cells[f"alone {n}"] = taking(comm, n, alone=True)
+            cells[f"alone {n}"] = prepare_taking(comm, n, alone=True)
     for n in sizes:
-        cells[f"allreduce {n}"] = allreduce(comm, n)
+        cells[f"allreduce {n}"] = prepare_allreduce(comm, n)
     amounts = {n: row_bytes(n, p) for n in sizes if n >= 64 * p}
     for n, length in amounts.items():
-        cells[f"rows {n}"], free = rows(comm, length)
+        cells[f"rows {n}"], free = prepare_rows(comm, length)
         to_free.append(free)
     spreads = _measure_cells(comm, cells, seconds)
     found = {name: [mean for _, _, mean, _ in spreads[name]] for name in cells}
@@ -235,7 +237,7 @@ def measure(comm: Any, *, sizes: list[int], seconds: float) -> dict[str, Any]:
         "mpi": library,
         "bound": CORES_VARIABLE in os.environ,
         "eager_limit": limit,
-        "poll": float(np.median(polling(comm, 200))),
+        "poll": float(np.median(measure_polling(comm, 200))),
         "exchange": table("exchange"),
         "combine": table("combining"),
         "recombine": table("exchange", 1),
@@ -304,16 +306,16 @@ def _median(values: Any) -> float:
 # Messages.
 
 
-def as_in_training(comm: Any) -> Recorded:
+def record_as_in_training(comm: Any) -> Recorded:
     """Return the communicator of a rank that is training, in the middle of an exchange."""
     watch = Stopwatch(time.perf_counter)
     watch.switch("exchange")
     return Recorded(comm, timer=Timer(watch))
 
 
-def exchange(comm: Any, nbytes: int) -> Callable[[int], tuple[list[float], list[float]]]:
+def prepare_exchange(comm: Any, nbytes: int) -> Callable[[int], tuple[list[float], list[float]]]:
     """Return a function for rounds of recursive doubling: seconds of each exchange, and of each sum."""
-    own, rank, p = channel(as_in_training(comm)), comm.Get_rank(), comm.Get_size()
+    own, rank, p = channel(record_as_in_training(comm)), comm.Get_rank(), comm.Get_size()
     send, into, inbox = (np.zeros(nbytes, np.uint8) for _ in range(3))
     numbers = nbytes // 4 * 4
     a, b, total = (array[:numbers].view(np.float32) for array in (send, inbox, into))
@@ -342,7 +344,7 @@ def exchange(comm: Any, nbytes: int) -> Callable[[int], tuple[list[float], list[
     return rounds
 
 
-def combining(comm: Any, nbytes: int) -> Callable[[int], tuple[list[float]]]:
+def prepare_combining(comm: Any, nbytes: int) -> Callable[[int], tuple[list[float]]]:
     """Return a function that measures adding received numbers to own ones, into memory no other rank has read."""
     own, partner = channel(comm), comm.Get_rank() ^ 1
     send, inbox = np.zeros(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
@@ -366,9 +368,9 @@ def combining(comm: Any, nbytes: int) -> Callable[[int], tuple[list[float]]]:
     return rounds
 
 
-def calls(comm: Any, nbytes: int) -> Callable[[int], tuple[list[float], list[float]]]:
+def prepare_calls(comm: Any, nbytes: int) -> Callable[[int], tuple[list[float], list[float]]]:
     """Return a function for the same exchanges: seconds of the call that posts a receive, and of the send."""
-    own, partner = channel(as_in_training(comm)), comm.Get_rank() ^ 1
+    own, partner = channel(record_as_in_training(comm)), comm.Get_rank() ^ 1
     here, there = np.zeros(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
     clock = time.perf_counter
 
@@ -389,7 +391,7 @@ def calls(comm: Any, nbytes: int) -> Callable[[int], tuple[list[float], list[flo
     return rounds
 
 
-def taking(comm: Any, nbytes: int, *, alone: bool = False) -> Callable[[int], tuple[list[float]]]:
+def prepare_taking(comm: Any, nbytes: int, *, alone: bool = False) -> Callable[[int], tuple[list[float]]]:
     """Return a function that measures taking a message which has arrived, or was announced, before.
 
     All ranks take messages at the same time; `alone`: only rank 1, from rank 0. They are synchronized by the clock of
@@ -430,7 +432,7 @@ def taking(comm: Any, nbytes: int, *, alone: bool = False) -> Callable[[int], tu
     return rounds
 
 
-def polling(comm: Any, count: int) -> list[float]:
+def measure_polling(comm: Any, count: int) -> list[float]:
     """Return the seconds of tests that find no message."""
     never = comm.Irecv(np.zeros(1, np.uint8), comm.Get_rank(), tag=99)
     looked = []
@@ -480,7 +482,7 @@ def _is_eager(comm: Any, nbytes: int) -> bool:
 # Memory and MPI's own collectives.
 
 
-def rows(comm: Any, nbytes: int) -> tuple[Rounds, Callable[[], None]]:
+def prepare_rows(comm: Any, nbytes: int) -> tuple[Rounds, Callable[[], None]]:
     """Return a function that measures an exchange in shared memory, and one that frees the memory. Collective.
 
     It measures the seconds of copying `nbytes` into a row and of summing a slice: every rank writes its row, all
@@ -506,7 +508,7 @@ def rows(comm: Any, nbytes: int) -> tuple[Rounds, Callable[[], None]]:
             shared.fence()
             start = clock()
             if total.size:
-                add.over(columns, total)
+                add.combine_rows(columns, total)
             summed.append(clock() - start)
             shared.fence()
         return copied, summed
@@ -519,7 +521,7 @@ def row_bytes(amount: int, p: int) -> int:
     return max(CACHE_LINE * p, amount // (CACHE_LINE * p) * CACHE_LINE * p)
 
 
-def barriers(comm: Any) -> Rounds:
+def prepare_barriers(comm: Any) -> Rounds:
     """Return a function that measures MPI's barrier, and that of shared memory."""
     shared = SharedMemory(comm, CACHE_LINE)
     clock = time.perf_counter
@@ -539,7 +541,7 @@ def barriers(comm: Any) -> Rounds:
     return rounds
 
 
-def allreduce(comm: Any, nbytes: int) -> Rounds:
+def prepare_allreduce(comm: Any, nbytes: int) -> Rounds:
     """Return a function that measures MPI's Allreduce in place, of numbers just written; and again after other work."""
     values, other = np.zeros(max(nbytes // 4, 1), np.float32), np.zeros(OTHER_WORK // 4, np.float32)
     in_place, add = mpi_of(comm).IN_PLACE, mpi_of(comm).SUM
@@ -564,7 +566,7 @@ def allreduce(comm: Any, nbytes: int) -> Rounds:
     return rounds
 
 
-def behind_computing(comm: Any, nbytes: int) -> Rounds:
+def prepare_behind_computing(comm: Any, nbytes: int) -> Rounds:
     """Return a function that measures a non-blocking Allreduce alone, and what is left of it after computing for long.
 
     The second: how long Wait takes after the ranks have computed, without a call, for at least twice as long as it takes.
@@ -583,7 +585,7 @@ def behind_computing(comm: Any, nbytes: int) -> Rounds:
         request.Wait()
         return computed - start, clock() - computed
 
-    def calls(least: float) -> float:
+    def count_calls(least: float) -> float:
         comm.Barrier()
         request = comm.Iallreduce(values, total, add)
         for done in range(1, MOST_CALLS + 1):
@@ -602,7 +604,7 @@ def behind_computing(comm: Any, nbytes: int) -> Rounds:
             longest = np.array([alone[-1]])
             comm.Allreduce(mpi_of(comm).IN_PLACE, longest, mpi_of(comm).MAX)
             rest.append(once(2 * float(longest[0]))[1])
-            tested.append(calls(float(longest[0])))
+            tested.append(count_calls(float(longest[0])))
         return alone, rest, tested
 
     return rounds

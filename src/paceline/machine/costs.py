@@ -137,16 +137,16 @@ def make_costs(
         about=f"{_model_name(job)}, {parameters} parameters, on {job.data.name}; {job.name() if own else 'any strategy'}",
         work={kind: Curves.of(by_ranks) for kind, by_ranks in tables.items()},
         spread=float(median(sigma for known in spreads.values() for _, sigma in known)) if spreads else 0.0,
-        spreads=Curves.of({count: _by_seconds(known, seconds[count]) for count, known in spreads.items()})
+        spreads=Curves.of({count: _key_by_seconds(known, seconds[count]) for count, known in spreads.items()})
         if spreads
         else None,
     )
 
 
-def _by_seconds(spreads: list[list[float]], gradient: list[list[float]]) -> list[list[float]]:
+def _key_by_seconds(spreads: list[list[float]], gradient: list[list[float]]) -> list[list[float]]:
     """Return the variation by the seconds of the work instead of its samples.
 
-    >>> _by_seconds([[1, 0.25], [2, 0.75], [4, 0.125]], [[1, 0.5], [2, 0.500001], [4, 0.75], [8, 1.0]])
+    >>> _key_by_seconds([[1, 0.25], [2, 0.75], [4, 0.125]], [[1, 0.5], [2, 0.500001], [4, 0.75], [8, 1.0]])
     [[0.5, 0.5], [0.75, 0.125]]
     """
     taken = {amount: seconds for amount, seconds in gradient if seconds == seconds}
@@ -211,7 +211,7 @@ def merge_tables(alone: dict[str, Any], more: dict[str, Any]) -> dict[str, list[
     """
     found = {}
     for kind in {**alone, **more}:
-        own, together = _known(alone.get(kind, [])), _known(more.get(kind, []))
+        own, together = _drop_unknown(alone.get(kind, [])), _drop_unknown(more.get(kind, []))
         if kind == "update" and own and len(together) == 1:
             [[amount, seconds]] = together
             factor = seconds / interpolate(tuple((a, b) for a, b in own), amount)
@@ -223,7 +223,7 @@ def merge_tables(alone: dict[str, Any], more: dict[str, Any]) -> dict[str, list[
     return found
 
 
-def _known(points: Any) -> list[list[float]]:
+def _drop_unknown(points: Any) -> list[list[float]]:
     """Return the points that have a value, by rising amounts."""
     return sorted([float(amount), taken] for amount, taken in points if taken == taken)
 
@@ -270,8 +270,7 @@ def numbers(ranks: Sequence[int] | None, cores: int) -> list[int]:
 
 def _key(job: Job, parameters: int, ranks: Sequence[int] | None, family: str) -> str:
     """Return a key that changes whenever the costs may change."""
-    from importlib.metadata import version
-
+    from paceline import __version__
     from paceline.launch import machine_cores
     from paceline.record.environment import processor
 
@@ -291,14 +290,14 @@ def _key(job: Job, parameters: int, ranks: Sequence[int] | None, family: str) ->
         "threads": config.threads or 1,
         "ranks": None if ranks is None else sorted(ranks),
         "machine": [processor(), machine_cores()],
-        "versions": [version("paceline"), np.__version__],
+        "versions": [__version__, np.__version__],
     }
     return hashlib.sha256(json.dumps(facts, default=str, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _own_update(job: Job) -> str | None:
     """Describe the update that the strategy uses instead of the run's; None if it uses the run's."""
-    strategy = job.chosen()
+    strategy = job.build_strategy()
     if not isinstance(strategy, Strategy):
         return None
     given = build_component("updates", job.config.update)
@@ -317,7 +316,7 @@ def _kind(model: Any) -> type:
 
 def _family(job: Job) -> str:
     """Return a name for all strategies whose work is the same."""
-    strategy = job.chosen()
+    strategy = job.build_strategy()
     if not isinstance(strategy, Strategy):
         return ALONE
     return strategy.for_update(job.config.update).measured_work() or ALONE
@@ -342,7 +341,7 @@ def measure(
     """
     job, config = replace(job, data=data), job.config
     data = job.load()
-    strategy: Any = job.chosen()
+    strategy: Any = job.build_strategy()
     keep_memory()
     with limit_threads(threads):
         model, schedule = job.build(data), build_component("schedules", config.schedule)
@@ -364,16 +363,16 @@ def measure(
 
 def measure_alone(parts: Components, comm: Any, batch: int, seconds: float) -> dict[str, Points]:
     """Measure gradient, update and evaluate, with every rank of `comm` working on its own; collective."""
-    loops = {size: _loop(parts, comm, size) for size in doubling(batch)}
-    laps = _together(comm, [loop.run for loop in loops.values()], 0.7 * seconds)
+    loops = {size: _loop(parts, comm, size) for size in list_doublings(batch)}
+    laps = _run_in_turns(comm, [loop.run for loop in loops.values()], 0.7 * seconds)
     gradient = [[size, mean_over_ranks(comm, loop.column(COMPUTE))] for size, loop in loops.items()]
     uneven = [[size, spread_over_ranks(comm, loop.column(COMPUTE))] for size, loop in loops.items()]
     whole = mean_over_ranks(comm, np.concatenate([loop.column(UPDATE) for loop in loops.values()]))
     smaller = [int(n) for n in parts.model.x.size / 4.0 ** np.arange(1, 6) if n >= 16]
     steps = next(iter(loops.values())).me
     update = {n: _updates(steps, n) for n in reversed(smaller)}
-    evaluate = {n: _evaluations(parts, n) for n in _sizes_to_evaluate(parts)}
-    laps = _together(comm, [*update.values(), *evaluate.values()], 0.3 * seconds)
+    evaluate = {n: _evaluations(parts, n) for n in _choose_sizes(parts)}
+    laps = _run_in_turns(comm, [*update.values(), *evaluate.values()], 0.3 * seconds)
     found = [median_over_ranks(comm, np.array(some)) for some in laps]
     return {
         "gradient": gradient,
@@ -383,10 +382,10 @@ def measure_alone(parts: Components, comm: Any, batch: int, seconds: float) -> d
     }
 
 
-def doubling(most: int) -> list[int]:
+def list_doublings(most: int) -> list[int]:
     """Return 1, 2, 4 … and `most`.
 
-    >>> doubling(10)
+    >>> list_doublings(10)
     [1, 2, 4, 8, 10]
     """
     return sorted({*(1 << k for k in range(most.bit_length())), most})
@@ -460,11 +459,11 @@ class Loop:
 
 def _loop(parts: Components, comm: Any, size: int) -> Loop:
     batches = Batches(parts.data.train, batch=size, seed=comm.Get_rank(), dtype=parts.model.x.dtype,
-                      keeps=_keeps(parts))  # fmt: skip
+                      keeps=_find_keeps(parts))  # fmt: skip
     return Loop(parts, batches, rank=0, size=1)
 
 
-def _together(comm: Any, works: Sequence[Callable[[float], Any]], seconds: float) -> list[list[float]]:
+def _run_in_turns(comm: Any, works: Sequence[Callable[[float], Any]], seconds: float) -> list[list[float]]:
     """Run each function until a given time, in turns and on all ranks at once; return their results."""
     found: list[list[float]] = [[] for _ in works]
     each = seconds / SWEEPS / max(len(works), 1)
@@ -499,13 +498,15 @@ def _updates(me: Steps, elements: int) -> Callable[[float], list[float]]:
 
 
 def _evaluations(parts: Components, samples: int) -> Callable[[float], list[float]]:
-    split = _to_evaluate(parts)
+    split = _choose_split(parts)
 
     def work(until: float) -> list[float]:
         found: list[float] = []
         while True:  # passes over the split, like an evaluation, each with its own memory
             last = time.perf_counter()
-            for inputs, labels in chunks(split, size=samples, dtype=parts.model.x.dtype, keeps=_keeps(parts)):
+            for inputs, labels in chunks(
+                split, size=samples, dtype=parts.model.x.dtype, keeps=_find_keeps(parts)
+            ):
                 if len(labels) < samples:
                     break
                 parts.model.evaluate(inputs, labels)
@@ -518,17 +519,17 @@ def _evaluations(parts: Components, samples: int) -> Callable[[float], list[floa
     return work
 
 
-def _keeps(parts: Components) -> Keeps | None:
+def _find_keeps(parts: Components) -> Keeps | None:
     return getattr(parts.model, "keeps", None)
 
 
-def _to_evaluate(parts: Components) -> Any:
+def _choose_split(parts: Components) -> Any:
     data = parts.data
     return next(split for split in (data.validation, data.test, data.train) if len(split))
 
 
-def _sizes_to_evaluate(parts: Components) -> list[int]:
-    most = min(1000, len(_to_evaluate(parts)))
+def _choose_sizes(parts: Components) -> list[int]:
+    most = min(1000, len(_choose_split(parts)))
     return sorted({n for n in (1, 10, 100) if n < most} | {most})
 
 
@@ -541,7 +542,7 @@ def measure_together(
     part. `piece`: the most samples of one rank.
     """
     ranks = comm.Get_size()
-    sizes = [ranks * size for size in doubling(piece) if ranks * size <= len(parts.data.train)]
+    sizes = [ranks * size for size in list_doublings(piece) if ranks * size <= len(parts.data.train)]
     factored = [size for size in sizes if name in FACTORED and factors_pay(parts.model, size, ranks)]
     each = seconds / max(1, len(sizes) + len(factored))
     found: dict[str, Points] = {"gradient": [], "update": [], "factors": [], "part": []}
@@ -551,7 +552,7 @@ def measure_together(
         updates = []
         for size in sizes:
             loop = _sync_loop(parts, comm, size)
-            _steps(comm, loop, exchange, exchange.reduce, each)
+            _take_steps(comm, loop, exchange, exchange.reduce, each)
             found["gradient"].append([size // ranks, mean_over_ranks(comm, loop.column(COMPUTE))])
             updates.append(loop.column(UPDATE))
         part = exchange.part
@@ -559,7 +560,7 @@ def measure_together(
         assert factors_pay(parts.model, size, ranks)  # for the type of the model
         with Factored(parts.model, comm, size) as factors:
             loop, reduce = _sync_loop(parts, comm, size), _Parts(factors)
-            _steps(comm, loop, factors, reduce, each)
+            _take_steps(comm, loop, factors, reduce, each)
             found["factors"].append([size // ranks, mean_over_ranks(comm, loop.column(COMPUTE))])
             found["part"].append(
                 [size * parts.model.x.size / ranks, mean_over_ranks(comm, np.array(reduce.taken[2:]))]
@@ -589,11 +590,11 @@ class _Parts:
 def _sync_loop(parts: Components, comm: Any, size: int) -> Loop:
     rank, ranks = comm.Get_rank(), comm.Get_size()
     batches = Batches(parts.data.train, batch=size, dtype=parts.model.x.dtype, rank=rank, ranks=ranks,
-                      keeps=_keeps(parts))  # fmt: skip
+                      keeps=_find_keeps(parts))  # fmt: skip
     return Loop(parts, batches, rank=rank, size=ranks)
 
 
-def _steps(comm: Any, loop: Loop, exchange: Any, reduce: Callable[[], Any], seconds: float) -> None:
+def _take_steps(comm: Any, loop: Loop, exchange: Any, reduce: Callable[[], Any], seconds: float) -> None:
     """Take as many common steps as time allows."""
     me, start, wanted = loop.me, time.perf_counter(), FIRST
     me.watch.restart()
@@ -637,7 +638,7 @@ class Measured(Worker):
         if kind != "serve":
             return function  # of a worker, whose whole step is measured
 
-        def measured(*arguments: Any) -> None:
+        def measure_call(*arguments: Any) -> None:
             seconds, self._inside = self.watch.seconds, 0.0
             messages, start = seconds["exchange"] + seconds["wait"], time.perf_counter()
             function(*arguments)
@@ -645,7 +646,7 @@ class Measured(Worker):
             messages = seconds["exchange"] + seconds["wait"] - messages
             self.handled.append(taken - messages - self._inside)
 
-        return measured
+        return measure_call
 
 
 def measure_serving(
@@ -698,7 +699,7 @@ def _run(
     few = Subset(parts.data.train, np.arange(1))
     batches = Batches(
         parts.data.train, batch=batch, dtype=parts.model.x.dtype, rank=comm.Get_rank(), ranks=ranks,
-        draws=int(draws[0]), keeps=_keeps(parts),
+        draws=int(draws[0]), keeps=_find_keeps(parts),
     )  # fmt: skip
     me = Measured(
         comm=Recorded(comm), model=parts.model, data=replace(parts.data, validation=few), batches=batches,
@@ -732,7 +733,7 @@ def _measure_waiting(comm: Any, requests: int) -> float:
         tag = turn % requests
         comm.Send(one, 0, tag=tag)
         start = time.perf_counter()
-        inbox.arrived(wait=True)
+        inbox.collect(wait=True)
         taken.append(time.perf_counter() - start)
         inbox.expect(("gradient", tag, 0), comm.Irecv(room[tag], 0, tag=tag))
     for tag in range(requests):

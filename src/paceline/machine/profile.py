@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from paceline.errors import UsageError
 from paceline.files import parse_json, read_text, write_json
-from paceline.record.schema import COSTS, MACHINE, check_values, shown
+from paceline.record.schema import COSTS, MACHINE, check_values, format_value
 from paceline.vmpi import Compute
 from paceline.vmpi.compute import Curves
 from paceline.vmpi.network import Link, Network, Node, parse_network
@@ -51,7 +51,9 @@ class _Stored:
         if not isinstance(values, dict) or values.get("kind") != what:
             raise UsageError(other)
         if values.get("format") != FORMAT:
-            raise UsageError(f"{path} has format {shown(values.get('format'))}; this paceline reads {FORMAT}")
+            raise UsageError(
+                f"{path} has format {format_value(values.get('format'))}; this paceline reads {FORMAT}"
+            )
         return cls.of(values, str(path))
 
     def values(self) -> dict[str, Any]:
@@ -66,7 +68,7 @@ class _Stored:
         raise NotImplementedError
 
     @staticmethod
-    def _described(values: dict[str, Any]) -> dict[str, Any]:
+    def _describe(values: dict[str, Any]) -> dict[str, Any]:
         words = {name: values.get(name) or "" for name in ("processor", "date", "command")}
         return {**words, "cores": values["cores"]}
 
@@ -93,7 +95,7 @@ class Machine(Node, _Stored):
         check_values(what, values, MACHINE)
         link = values["link"]
         return cls(
-            **cls._described(values),
+            **cls._describe(values),
             mpi=values.get("mpi") or "",
             bound=values.get("bound") is not False,
             network=values.get("network") or "",
@@ -144,7 +146,7 @@ class Costs(_Stored):
         spread = float(values.get("spread") or 0.0)
         spreads = None if values.get("spreads") is None else Curves.of(values["spreads"])
         return cls(
-            **cls._described(values),
+            **cls._describe(values),
             work=_curves(values["work"]),
             about=about,
             spread=spread,

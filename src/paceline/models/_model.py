@@ -234,7 +234,7 @@ class PartGradient(Protocol):
 
     @property
     def part(self) -> slice:
-        """Return the part of x; may be empty."""
+        """The part of x; it may be empty."""
         ...
 
     def __call__(self) -> Array:
@@ -364,6 +364,32 @@ def count_parameters(spec: Spec, data: Dataset) -> int | None:
     """
     count = getattr(sys.modules.get(spec.target.__module__), "count_parameters", None)
     return None if count is None else int(count(data, *spec.arguments, **spec.options))
+
+
+def find_default_rate(spec: Spec, data: Dataset) -> float:
+    """Return the default learning rate of the built-in model of a spec, without building it.
+
+    >>> from paceline.data import load
+    >>> from paceline.names import parse
+    >>> find_default_rate(parse("models", "mlp:8"), load("iris"))
+    2.0
+    """
+    rate = getattr(sys.modules.get(spec.target.__module__), "default_rate", None)
+    return 0.1 if rate is None else float(rate(data, *spec.arguments, **spec.options))
+
+
+def check_data(spec: Spec, data: Dataset) -> None:
+    """Raise a UsageError if the model of a spec says, without being built, that it does not suit the data.
+
+    >>> from paceline.data import load
+    >>> from paceline.names import parse
+    >>> check_data(parse("models", "cnn"), load("digits"))
+    Traceback (most recent call last):
+    paceline.errors.UsageError: cnn needs images of at least 20x20; digits has 8x8
+    """
+    check = getattr(sys.modules.get(spec.target.__module__), "check_data", None)
+    if check is not None:
+        check(data)
 
 
 def _is_module(target: Any) -> bool:

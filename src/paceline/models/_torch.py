@@ -338,11 +338,11 @@ class Trained:
 
     def __init__(self, p: nn.Parameter, start: int) -> None:
         self.p = p
-        self.part = slice(start, start + real(p.detach()).numel())
+        self.part = slice(start, start + as_real(p.detach()).numel())
 
     def point(self, x: Array, g: Array) -> None:
         """Make the parameter and its gradient views of the flat vectors; the parameter takes its values from `x`."""
-        shape = real(self.p.detach()).shape
+        shape = as_real(self.p.detach()).shape
         self.x = torch.from_numpy(x[self.part]).reshape(shape)
         self.g = torch.from_numpy(g[self.part]).reshape(shape)
         self._show()
@@ -351,34 +351,34 @@ class Trained:
         p = self.p
         self.mirrored = p.dtype != self.x.dtype
         if self.mirrored:
-            real(p.detach()).copy_(self.x)
+            as_real(p.detach()).copy_(self.x)
             p.grad = None
         else:
             p.data = self.x
             p.grad = self.g
         self._mark = p._version if self.mirrored else p.data_ptr()
 
-    def before(self) -> None:
+    def prepare_pass(self) -> None:
         """Prepare a pass: the parameter takes its values from `x`, unless other code has given it new ones."""
         p = self.p
         if not self.mirrored:
             if p.data_ptr() != self._mark:
-                self.x.copy_(real(p.detach()))
+                self.x.copy_(as_real(p.detach()))
                 self._show()
             elif p.grad is not self.g:
                 p.grad = self.g
         else:
             if p._version != self._mark:
-                self.x.copy_(real(p.detach()))
+                self.x.copy_(as_real(p.detach()))
             self._show()
 
-    def after(self) -> None:
+    def finish_pass(self) -> None:
         """Finish a backward pass: copy the gradient to `g`."""
         grad = self.p.grad
         if grad is self.g:
             return
         if grad is not None:
-            self.g.copy_(real(grad if grad.layout == torch.strided else grad.to_dense()))
+            self.g.copy_(as_real(grad if grad.layout == torch.strided else grad.to_dense()))
         self.p.grad = None if self.mirrored else self.g
 
     def fetch_gradient(self) -> None:
@@ -388,7 +388,7 @@ class Trained:
             return
         if grad is None:  # zero_grad() sets gradients to None by default
             self.g.zero_()
-        self.after()
+        self.finish_pass()
         if self.mirrored:
             self.p.grad = grad  # the user's optimizer may need it
 
@@ -433,7 +433,7 @@ class StateTensor:
         return changed
 
 
-def real(tensor: Tensor) -> Tensor:
+def as_real(tensor: Tensor) -> Tensor:
     """Return a complex tensor as pairs of real numbers, any other tensor as it is."""
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
@@ -490,16 +490,16 @@ class ReadyLayers:
     ) -> set[int]:
         """Call `run`, a backward pass, and `ready(i)` for layers that become final during it; return these layers.
 
-        `finish`: copies a final gradient to `g`; by default `Trained.after`.
+        `finish`: copies a final gradient to `g`; by default `Trained.finish_pass`.
         """
-        finish = Trained.after if finish is None else finish
+        finish = Trained.finish_pass if finish is None else finish
         early, thread = self._early, get_ident()
         watched = range(len(self._members)) if early is None else early
         before = {i: [Mark(one) for one in self._members[i] if one.p.requires_grad] for i in watched}
         after = self._after = {}
         reported: set[int] = set()
 
-        def accumulated(layer: int, *_: Any) -> None:
+        def note_gradient(layer: int, *_: Any) -> None:
             if layer in after or not all(mark.outdated() for mark in before[layer]):
                 return
             if early is not None:
@@ -518,13 +518,13 @@ class ReadyLayers:
                 for one in self._members[layer]:
                     if one.p.requires_grad:
                         node = _accumulator(one.p)  # kept alive: passes inside this one use it, too
-                        hooks.append((node, node.register_hook(partial(accumulated, layer))))
+                        hooks.append((node, node.register_hook(partial(note_gradient, layer))))
             run()
         finally:
             for _, hook in hooks:
                 hook.remove()
 
-        changed = self.changed()
+        changed = self.find_changed()
         if early is None:
             self._early = set(range(len(self._members))) - changed
         elif changed:
@@ -535,7 +535,7 @@ class ReadyLayers:
             )
         return reported
 
-    def changed(self) -> set[int]:
+    def find_changed(self) -> set[int]:
         """Return the layers whose gradient has changed since it became final in the last pass."""
         return {layer for layer, marks in self._after.items() if any(mark.outdated() for mark in marks)}
 
@@ -764,7 +764,7 @@ class TorchModel:
         self._g = np.zeros_like(self.x)
         self._in_pass = False
         for one in self._trained:
-            torch.from_numpy(self.x[one.part]).copy_(real(one.p.detach()).reshape(-1))
+            torch.from_numpy(self.x[one.part]).copy_(as_real(one.p.detach()).reshape(-1))
             one.point(self.x, self._g)
 
     def place(self, x: Array, g: Array) -> None:
@@ -778,7 +778,7 @@ class TorchModel:
             if not array.flags.writeable:
                 raise ValueError(f"{name} must be writeable")
         gradient = self.g
-        self._before()
+        self._prepare_pass()
         words = f"u{x.itemsize}"
         if not np.array_equal(
             x.view(words), self.x.view(words)
@@ -805,7 +805,7 @@ class TorchModel:
     def _gradient(self, batch: Batch, ready: Ready | None) -> float:
         if not self.module.training:
             self.module.train()
-        self._before()
+        self._prepare_pass()
         self._g.fill(0)
         if self._seeds:
             torch.default_generator.manual_seed(mix(self.seed, batch.step, batch.offset))
@@ -825,8 +825,8 @@ class TorchModel:
         if before is not None:
             self._draws.known = _random_states() != before
         for one in self._trained:
-            one.after()
-        self._settle()
+            one.finish_pass()
+        self._pull_state()
         if ready is not None:
             for layer in range(len(self.layers)):
                 if layer not in reported:
@@ -835,7 +835,7 @@ class TorchModel:
 
     def predict(self, inputs: Array) -> Array:
         """Return the module's outputs in evaluation mode, one row per sample; the largest is the predicted class."""
-        with self._evaluating():
+        with self._enter_evaluation():
             inputs = Several.of(inputs)
             rows = [self._loss.scores(self._forward(part)) for part in _chunks(inputs)]
             scores = torch.cat(rows)
@@ -844,7 +844,7 @@ class TorchModel:
     def outputs(self, inputs: Inputs) -> Array:
         """Return the module's own outputs in evaluation mode, for metrics: one row per sample."""
         inputs = Several.of(inputs)
-        with self._evaluating():
+        with self._enter_evaluation():
             rows = torch.cat([scores_in(self._forward(part)) for part in _chunks(inputs)])
         return (rows.float() if rows.dtype in SHORT else rows).numpy()
 
@@ -855,7 +855,7 @@ class TorchModel:
         >>> tagger.classify(tagger.predict(np.array([[1, 2, 3, 4, 5]])), label_shape=(5,)).shape
         (1, 5)
         """
-        return self._loss.classify(torch.from_numpy(_writeable(scores)), label_shape).numpy()
+        return self._loss.classify(torch.from_numpy(_make_writeable(scores)), label_shape).numpy()
 
     def evaluate(self, inputs: Inputs, labels: Array) -> tuple[float, int]:
         """Return the loss summed over the samples, and how many answers were right (0 for regression)."""
@@ -866,7 +866,7 @@ class TorchModel:
         """Return the loss and the right answers, and what their means are divided by."""
         loss, weight, right, answers = 0.0, 0.0, 0, 0
         inputs = Several.of(inputs)
-        with self._evaluating():
+        with self._enter_evaluation():
             for part, wanted in zip(_chunks(inputs), _chunks(labels), strict=True):
                 outputs, target = self._forward(part), _labels(wanted)
                 if len(target):
@@ -900,7 +900,7 @@ class TorchModel:
         """Call the module."""
         if not isinstance(inputs, Several):
             return self.module(self._inputs(inputs))
-        tensors = [torch.from_numpy(_writeable(array)) for array in inputs.arrays]
+        tensors = [torch.from_numpy(_make_writeable(array)) for array in inputs.arrays]
         dtype = next((p.dtype for p in self.module.parameters() if p.is_floating_point()), torch.float32)
         tensors = [tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in tensors]
         if inputs.names:
@@ -911,7 +911,7 @@ class TorchModel:
         self, sample: Inputs, label_shape: tuple[int, ...], classes: int, name: str, shape: str
     ) -> str:
         """Describe what is wrong with the outputs for a sample, given the labels of data of this name; "" if nothing is."""
-        with self._evaluating():
+        with self._enter_evaluation():
             outputs = self._forward(sample)
             scores = self._loss.scores(outputs)
         if len(scores) != len(sample):
@@ -961,7 +961,7 @@ class TorchModel:
         else:
             shorter = cut(sample)
         try:
-            with self._evaluating():
+            with self._enter_evaluation():
                 scores = scores_in(self._forward(shorter))
         except (RuntimeError, ValueError, IndexError, TypeError):  # a module for one length only
             return None
@@ -979,36 +979,36 @@ class TorchModel:
         return ""
 
     def _inputs(self, inputs: Array) -> Tensor:
-        tensor = torch.from_numpy(_writeable(inputs))
+        tensor = torch.from_numpy(_make_writeable(inputs))
         if self.input_shape is not None:
             tensor = tensor.reshape(len(inputs), *self.input_shape)
         return tensor if self.input_dtype is None else tensor.to(self.input_dtype)
 
-    def _before(self) -> None:
+    def _prepare_pass(self) -> None:
         """Copy `x` and the buffers to the module where they do not share memory."""
         for one in self._trained:
-            one.before()
+            one.prepare_pass()
         for tensor in self._state.values():
             tensor.push()
 
-    def _settle(self) -> None:
+    def _pull_state(self) -> None:
         """Copy the module's state to the buffers where they do not share memory."""
         for name, tensor in self._state.items():
             if tensor.pull():
                 self.buffers[name] = tensor.array
 
     @contextmanager
-    def _evaluating(self) -> Iterator[None]:
+    def _enter_evaluation(self) -> Iterator[None]:
         """Switch to evaluation mode without gradients; restore every part's mode at the end."""
-        self._before()
+        self._prepare_pass()
         try:
             with evaluation_mode(root for _, root in self._roots()), torch.no_grad():
                 yield
         finally:
-            self._settle()
+            self._pull_state()
 
     def __getstate__(self) -> dict[str, Any]:
-        self._before()
+        self._prepare_pass()
         rebuilt = (
             "x", "_g", "_in_pass", "layers", "buffers", "_trained", "_state", "_begins", "_ready_layers",
             "_foreign",
@@ -1031,14 +1031,14 @@ def _input_dtype(module: nn.Module) -> torch.dtype | None:
     return None
 
 
-def _writeable(array: Array) -> Array:
+def _make_writeable(array: Array) -> Array:
     """Return the array, or a copy where torch cannot share its memory."""
     array = np.asarray(array)
     return array if array.flags.writeable and min(array.strides, default=0) >= 0 else array.copy()
 
 
 def _labels(labels: Array) -> Tensor:
-    tensor = torch.from_numpy(_writeable(labels))
+    tensor = torch.from_numpy(_make_writeable(labels))
     return tensor if tensor.is_floating_point() else tensor.long()
 
 

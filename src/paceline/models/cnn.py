@@ -24,12 +24,8 @@ SMALLEST = 20  # pixels per side: two 5x5 convolutions and three 2x2 poolings le
 
 def build(data: Dataset, *, dropout: float = 0.5, seed: int = 0, dtype: Any = "float32") -> TorchModel:
     """Build the network for the images of `data`, with PyTorch's own initialisation, drawn from the seed."""
+    check_data(data)
     channels, height, width, channels_last = _image(data)
-    if label_shape := getattr(data, "label_shape", ()):
-        shape = "x".join(map(str, label_shape))
-        raise UsageError(f"cnn predicts one class for each sample; {data.name} has labels of {shape}")
-    if data.classes < 2:
-        raise UsageError(f"cnn needs at least 2 classes; {data.name} has {data.classes or 'values'}")
     try:
         import torch
     except ModuleNotFoundError:
@@ -41,6 +37,16 @@ def build(data: Dataset, *, dropout: float = 0.5, seed: int = 0, dtype: Any = "f
         module = Cnn(channels, height, width, data.classes, dropout=dropout, channels_last=channels_last)
     module.to(getattr(torch, np.dtype(dtype).name))
     return TorchModel(module, loss=torch.nn.NLLLoss(), seed=seed)
+
+
+def check_data(data: Dataset) -> None:
+    """Raise a UsageError if the network cannot be built for these data; PyTorch is not imported."""
+    _image(data)
+    if label_shape := getattr(data, "label_shape", ()):
+        shape = "x".join(map(str, label_shape))
+        raise UsageError(f"cnn predicts one class for each sample; {data.name} has labels of {shape}")
+    if data.classes < 2:
+        raise UsageError(f"cnn needs at least 2 classes; {data.name} has {data.classes or 'values'}")
 
 
 def _image(data: Dataset) -> tuple[int, int, int, bool]:

@@ -137,10 +137,7 @@ class MLP:
         self.normalise = normalise
         self.dtype = np.dtype(dtype)
         self.activated_output = loss == "squared-error" and activation != "relu" and not regression
-        # Sigmoid's gradients are small: a factor of at most 1/4 in each layer, and again in an activated output.
-        self.default_rate = 0.1
-        if activation == "sigmoid" and not regression:
-            self.default_rate = 2.0 if self.activated_output else 1.0
+        self.default_rate = _choose_rate(activation, loss, regression)
 
         self.layers: list[slice] = []
         size = 0
@@ -323,6 +320,25 @@ def count_parameters(data: Dataset, *hidden: int, **_: Any) -> int:
     """
     sizes = (math.prod(data.shape), *hidden, data.classes or math.prod(data.label_shape))
     return sum((n + 1) * m for n, m in itertools.pairwise(sizes))
+
+
+def default_rate(
+    data: Dataset, *_: int, activation: str = "sigmoid", loss: str = "squared-error", **__: Any
+) -> float:
+    """Return the default learning rate of the network that `build` builds.
+
+    >>> from paceline.data import load
+    >>> default_rate(load("iris"), 8), default_rate(load("iris"), 8, activation="relu")
+    (2.0, 0.1)
+    """
+    return _choose_rate(activation, loss, data.classes == 0)
+
+
+def _choose_rate(activation: str, loss: str, regression: bool) -> float:
+    # Sigmoid's gradients are small: a factor of at most 1/4 in each layer, and again in an activated output.
+    if activation != "sigmoid" or regression:
+        return 0.1
+    return 2.0 if loss == "squared-error" else 1.0
 
 
 def build(
@@ -889,12 +905,12 @@ class PartGradient:
         total = int(self._factors.total[0])
         products = self._products.get(total)
         if products is None:
-            products = self._products[total] = self._over(total)
+            products = self._products[total] = self._prepare_products(total)
         for h, d, g in products:
             np.matmul(h, d, g)  #                                           dE/dW[rows] = h[:, rows]^T d
         return self._sum
 
-    def _over(self, total: int) -> list[tuple[Array, Array, Array]]:
+    def _prepare_products(self, total: int) -> list[tuple[Array, Array, Array]]:
         """Prepare the products over `total` samples, layer by layer, each in parts of the fastest size."""
         samples = (
             slice(total) if total != 1 else slice(0, None, self._factors.batch)

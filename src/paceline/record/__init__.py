@@ -3,6 +3,7 @@
 Record, new_folder, Epoch, STEP_COLUMNS     write a run's folder and its tables
 Spool, RowLog, Table, gather_rows           tables that grow with every step, in constant memory
 check_idle, is_held, release                one process at a time writes a folder
+withdraw                                    a run whose program failed does not count as complete
 Run, find_runs                              read one, or find the complete ones among some folders
 schema                                      what each file must contain, and the version of that
 environment                                 the machine and software of a run, and where its ranks were
@@ -21,6 +22,7 @@ from paceline.record.writing import (
     is_held,
     new_folder,
     release,
+    withdraw,
 )
 
 __all__ = [
@@ -44,4 +46,5 @@ __all__ = [
     "script_digest",
     "text_digest",
     "truncate_logs",
+    "withdraw",
 ]

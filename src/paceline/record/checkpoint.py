@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from paceline.errors import UsageError
 from paceline.files import check_arrays, parse_json, read_arrays, write_arrays
 from paceline.launch import is_first_to_say
-from paceline.record.schema import CHECKPOINT_FORMAT, check_checkpoint, shown
+from paceline.record.schema import CHECKPOINT_FORMAT, check_checkpoint, format_value
 
 Array = NDArray[Any]
 State = dict[str, Any]
@@ -92,11 +92,11 @@ def _from_json(value: Any, arrays: Mapping[str, Array]) -> Any:
     if "$array" in value:
         name = value["$array"]
         if not isinstance(name, str) or (name not in arrays and not isinstance(arrays, _Missing)):
-            raise ValueError(f"it has no array {shown(name)}")
+            raise ValueError(f"it has no array {format_value(name)}")
         return arrays[name]
     if "$float" in value:
         if value["$float"] not in ("nan", "inf", "-inf"):
-            raise ValueError(f"{shown(value['$float'])} is not a number")
+            raise ValueError(f"{format_value(value['$float'])} is not a number")
         return float(value["$float"])
     if "$generator" in value:
         return _from_json(value["$generator"], arrays)
@@ -110,14 +110,14 @@ class _Missing(dict[str, Array]):
         return np.empty(0)
 
 
-def copied(state: Any, into: Any = None) -> Any:
+def copy_state(state: Any, into: Any = None) -> Any:
     """Return a copy of a state that shares no memory with it, except what cannot change.
 
     `into`: an earlier copy that is no longer needed, whose memory is used again where the shapes agree: fresh memory
     takes several times as long to fill.
 
-    >>> first = copied({"x": np.zeros(2)})
-    >>> copied({"x": np.ones(2)}, into=first)["x"] is first["x"]
+    >>> first = copy_state({"x": np.zeros(2)})
+    >>> copy_state({"x": np.ones(2)}, into=first)["x"] is first["x"]
     True
     """
     if isinstance(state, np.random.Generator):
@@ -129,9 +129,9 @@ def copied(state: Any, into: Any = None) -> Any:
         return np.array(state)
     if isinstance(state, dict):
         before = into if isinstance(into, dict) else {}
-        return {key: copied(inner, before.get(key)) for key, inner in state.items()}
+        return {key: copy_state(inner, before.get(key)) for key, inner in state.items()}
     if isinstance(state, list | tuple):
-        return [copied(inner) for inner in state]
+        return [copy_state(inner) for inner in state]
     return state
 
 
@@ -180,14 +180,14 @@ def saved_ranks(run: Path) -> list[int]:
     return sorted(int(name[5:]) for name in names if re.fullmatch(r"rank-[0-9]{1,9}", name))
 
 
-def latest(run: Path, *, whole: bool = True) -> list[int] | None:
+def find_latest(run: Path, *, whole: bool = True) -> list[int] | None:
     """Return, for every rank, the number of its part of the latest complete and undamaged checkpoint; None: there is none.
 
     The numbers differ only where ranks saved independently. Damaged parts are named in a warning, and an earlier
     checkpoint is chosen. Every part is read once, a little at a time, to check it; with `whole=False` only its JSON is, so
     that arrays may be damaged.
     """
-    check = partial(_checked, whole=whole)
+    check = partial(_read_if_intact, whole=whole)
     for number in numbers(run, 0):
         state = check(run, 0, number)
         if state is None:
@@ -205,7 +205,7 @@ def latest(run: Path, *, whole: bool = True) -> list[int] | None:
     return None
 
 
-def _checked(run: Path, rank: int, number: int, *, whole: bool) -> State | None:
+def _read_if_intact(run: Path, rank: int, number: int, *, whole: bool) -> State | None:
     """Return a part of a checkpoint without its arrays; None if it is damaged."""
     try:
         if whole:

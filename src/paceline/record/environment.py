@@ -140,10 +140,10 @@ def describe_other_programs(waited: float, took: float) -> list[str]:
     return [f"{OTHERS}: a rank waited {part} of the time for a core, so its times are too long"]
 
 
-def shared_cores(remarks: Iterable[str]) -> bool:
+def cores_were_shared(remarks: Iterable[str]) -> bool:
     """Return True if a remark says that other programs used the cores of a run's ranks.
 
-    >>> shared_cores(describe_other_programs(3.0, 10.0)), shared_cores(["steps.npz lacks 3 steps"])
+    >>> cores_were_shared(describe_other_programs(3.0, 10.0)), cores_were_shared(["steps.npz lacks 3 steps"])
     (True, False)
     """
     return any(remark.startswith(OTHERS) for remark in remarks)
@@ -338,7 +338,7 @@ def script_digest(file: Path) -> str:
             continue
         found.add(path)
         package = ".".join(path.relative_to(folder).parts[:-1])
-        for name in filter(None, _imported(package, path)):
+        for name in filter(None, _list_imports(package, path)):
             for place in itertools.accumulate(name.split("."), Path.joinpath, initial=folder):
                 modules = (place / "__init__.py", place.parent / f"{place.name}.py")
                 waiting += [one for one in modules if folder in place.parents and one.is_file()]
@@ -371,12 +371,12 @@ def _files(kind: Any) -> set[Path]:
         if file is not None and file not in found and not folders.isdisjoint(file.parents):
             found.add(file)
             waiting += [
-                sys.modules[name] for name in _imported(module.__package__, file) if name in sys.modules
+                sys.modules[name] for name in _list_imports(module.__package__, file) if name in sys.modules
             ]
     return found
 
 
-def _imported(package: str | None, file: Path) -> set[str]:
+def _list_imports(package: str | None, file: Path) -> set[str]:
     """List the names of all modules that the source of a module of a package may import."""
     names: set[str] = set()
     try:

@@ -78,7 +78,7 @@ class Run:
     @cached_property
     def _saved(self) -> list[State] | None:
         """The state of every rank at the last complete checkpoint, without arrays; None if there is none."""
-        numbers = checkpoint.latest(self.folder)
+        numbers = checkpoint.find_latest(self.folder)
         if numbers is None:
             return None
         return [checkpoint.read(self.folder, rank, n, arrays=False) for rank, n in enumerate(numbers)]
@@ -244,7 +244,7 @@ class Run:
 def find_runs(
     places: Iterable[str | Path], left_out: list[str] | None = None, cut: list[Run] | None = None
 ) -> list[Run]:
-    """Find the complete runs among some folders, each a run or a folder of runs, sorted by name.
+    """Find the complete runs among some folders, each a run or a folder of runs, sorted by name; each run once.
 
     A run that is damaged or cannot be read is skipped with a warning, which is also added to `left_out`. Runs that were cut
     and have a checkpoint are added to `cut`.
@@ -262,8 +262,11 @@ def find_runs(
                 found.append(place)
         except OSError as error:
             raise unreadable(place, error) from None
-    runs = []
+    once: dict[Path, Path] = {}
     for folder in found:
+        once.setdefault(folder.resolve(), folder)
+    runs = []
+    for folder in once.values():
         try:
             run = Run(folder)
             if run.complete:

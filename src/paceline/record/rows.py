@@ -280,10 +280,10 @@ class RowLog:
                     raise
         except OSError as error:
             if self._outage is not None:
-                self._outage.failed(error, self)
+                self._outage.note_failure(error, self)
             return False
         if self._outage is not None:
-            self._outage.ended(self)
+            self._outage.note_success(self)
         self.rows_written += len(data) // self._row
         return True
 
@@ -345,9 +345,9 @@ class Outage:
 
     >>> outage = Outage(Path("runs/a"), print)
     >>> for writer in ("a", "b"):
-    ...     outage.failed(OSError(28, "No space left on device"), writer)
+    ...     outage.note_failure(OSError(28, "No space left on device"), writer)
     cannot write the run to runs/a: no space left on device; training continues, and writing is tried again
-    >>> outage.ended("a"), outage.ended("b")
+    >>> outage.note_success("a"), outage.note_success("b")
     the run can be written to runs/a again
     (None, None)
     """
@@ -357,7 +357,7 @@ class Outage:
         self._said: set[str] = set()
         self._failing: set[int] = set()
 
-    def failed(self, error: OSError, writer: object) -> None:
+    def note_failure(self, error: OSError, writer: object) -> None:
         """Note that something could not be written."""
         why = reason(error)
         self._failing.add(id(writer))
@@ -367,7 +367,7 @@ class Outage:
                 f"cannot write the run to {self._folder}: {why}; training continues, and writing is tried again"
             )
 
-    def ended(self, writer: object) -> None:
+    def note_success(self, writer: object) -> None:
         """Note that something was written."""
         if id(writer) not in self._failing:
             return
@@ -471,7 +471,7 @@ class WholeTable(Table):
         return max(map(len, self._values.values()), default=0)
 
     def chunks(self, name: str) -> Iterator[Array]:
-        """Return the column."""
+        """Iterate over the column, in one piece."""
         return iter([self._values[name]])
 
 

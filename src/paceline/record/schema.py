@@ -89,14 +89,14 @@ def or_null(test: Test) -> Test:
     return lambda value: value is None or test(value)
 
 
-def listed(test: Test | Tests, most: float = math.inf) -> Test:
+def list_of(test: Test | Tests, most: float = math.inf) -> Test:
     """Return a test for a list of such values, or of objects."""
     return lambda value: (
         isinstance(value, list) and len(value) <= most and all(passes(inner, test) for inner in value)
     )
 
 
-def keyed(test: Test | Tests) -> Test:
+def object_of(test: Test | Tests) -> Test:
     """Return a test for an object with such values, whatever their keys."""
     return lambda value: isinstance(value, dict) and all(passes(inner, test) for inner in value.values())
 
@@ -104,16 +104,16 @@ def keyed(test: Test | Tests) -> Test:
 def passes(value: Any, test: Test | Tests) -> bool:
     """Return True if a value passes a test, or is an object whose values pass theirs."""
     if isinstance(test, Mapping):
-        return isinstance(value, dict) and first_wrong(value, test) is None
+        return isinstance(value, dict) and find_wrong(value, test) is None
     return test(value)
 
 
-def first_wrong(values: Mapping[str, Any], tests: Tests) -> str | None:
+def find_wrong(values: Mapping[str, Any], tests: Tests) -> str | None:
     """Return the first name whose value is missing or wrong; inside another object with a dot, as in `nodes.cores`.
 
-    >>> first_wrong({"ranks": 0, "data": None}, {"(data)": is_text, "ranks": is_some})
+    >>> find_wrong({"ranks": 0, "data": None}, {"(data)": is_text, "ranks": is_some})
     'ranks'
-    >>> first_wrong({"nodes": {"cores": 0}}, {"nodes": {"cores": is_some}})
+    >>> find_wrong({"nodes": {"cores": 0}}, {"nodes": {"cores": is_some}})
     'nodes.cores'
     """
     for key, test in tests.items():
@@ -124,17 +124,17 @@ def first_wrong(values: Mapping[str, Any], tests: Tests) -> str | None:
             return name
         value = values[name]
         if isinstance(test, Mapping) and isinstance(value, dict):
-            if (inner := first_wrong(value, test)) is not None:
+            if (inner := find_wrong(value, test)) is not None:
                 return f"{name}.{inner}"
         elif not passes(value, test):
             return name
     return None
 
 
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Format a value for an error message.
 
-    >>> shown("x" * 80), shown("1.5")
+    >>> format_value("x" * 80), format_value("1.5")
     ("'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx...", "'1.5'")
     """
     text = repr(value)
@@ -149,9 +149,9 @@ def check_values(what: str, values: Any, tests: Tests) -> dict[str, Any]:
     paceline.errors.UsageError: config.json is damaged: ranks is 0
     """
     if not isinstance(values, dict):
-        raise UsageError(f"{what} is damaged: {shown(values)} is not an object")
+        raise UsageError(f"{what} is damaged: {format_value(values)} is not an object")
     try:
-        name = first_wrong(values, tests)
+        name = find_wrong(values, tests)
     except ValueError as error:
         raise UsageError(f"{what} is damaged: {error}") from None
     if name is not None:
@@ -160,7 +160,7 @@ def check_values(what: str, values: Any, tests: Tests) -> dict[str, Any]:
             if word not in wrong:
                 raise UsageError(f"{what} is damaged: {name} is missing")
             wrong = wrong[word]
-        raise UsageError(f"{what} is damaged: {name} is {shown(wrong)}")
+        raise UsageError(f"{what} is damaged: {name} is {format_value(wrong)}")
     return values
 
 
@@ -173,14 +173,14 @@ def _rank_count(value: Any) -> bool:
 
 def _seconds(value: Any) -> bool:
     """Return True for the seconds of each kind of work."""
-    return keyed(is_seconds)(value) and {"compute", "exchange", "wait", "update"} <= value.keys()
+    return object_of(is_seconds)(value) and {"compute", "exchange", "wait", "update"} <= value.keys()
 
 
 def _nodes(value: Any) -> bool:
     """Return True for the node number of every rank, and the cores, name and link of every node."""
     tests: Tests = {
-        "ranks": listed(is_whole, MOST_RANKS), "cores": listed(is_some), "(hosts)": listed(is_text),
-        "(links)": listed(is_amount),
+        "ranks": list_of(is_whole, MOST_RANKS), "cores": list_of(is_some), "(hosts)": list_of(is_text),
+        "(links)": list_of(is_amount),
     }  # fmt: skip
     if not passes(value, tests):
         return False
@@ -191,7 +191,7 @@ def _nodes(value: Any) -> bool:
 
 def _curves(value: Any) -> bool:
     """Return True for tables of seconds by amounts, one for each number of ranks; raise ValueError if it can say more."""
-    points = listed(lambda point: isinstance(point, list) and len(point) == 2 and all(map(is_number, point)))
+    points = list_of(lambda point: isinstance(point, list) and len(point) == 2 and all(map(is_number, point)))
     if not isinstance(value, dict) or not all(map(points, value.values())):
         return False
     if not all(re.fullmatch(r"[1-9][0-9]{0,8}", ranks) for ranks in value):
@@ -210,12 +210,12 @@ MEASURED: Tests = {
 MACHINE: Tests = {
     **MEASURED, "(mpi)": is_text, "(network)": is_text, "(bound)": is_truth,
     "eager_limit": is_whole, "post": is_seconds, "poll": is_seconds,
-    "(hidden)": or_null(lambda value: is_number(value) and 0 <= value <= 1), "(progress)": keyed(_curves),
+    "(hidden)": or_null(lambda value: is_number(value) and 0 <= value <= 1), "(progress)": object_of(_curves),
     "link": {"send": _curves, "flight": _curves, "take": _curves},
-    "collectives": keyed(_curves), "memory": keyed(_curves),
+    "collectives": object_of(_curves), "memory": object_of(_curves),
 }  # fmt: skip
 COSTS: Tests = {
-    **MEASURED, "work": keyed(_curves), "(about)": is_text,
+    **MEASURED, "work": object_of(_curves), "(about)": is_text,
     "(spread)": lambda value: is_number(value) and 0 <= value <= 2, "(spreads)": or_null(_curves),
 }  # fmt: skip
 SIMULATED: Tests = {
@@ -234,19 +234,19 @@ def _is_stored(value: Any) -> bool:
 
 CONFIG: Tests = {
     "ranks": _rank_count, "classes": or_null(is_whole), "lr": is_number,
-    **dict.fromkeys(("epochs", "seed"), is_whole), "(samples)": is_whole, "(target)": is_text, "(code)": keyed(is_text),
+    **dict.fromkeys(("epochs", "seed"), is_whole), "(samples)": is_whole, "(target)": is_text, "(code)": object_of(is_text),
     **dict.fromkeys(("batch", "batch_per_rank", "draws", "threads"), or_null(is_some)),
-    **dict.fromkeys(("(shape)", "(label_shape)"), listed(is_whole, 32)),
-    **dict.fromkeys(("(objects)", "(class_names)", "(metrics)"), listed(is_text)), "(clip)": is_number,
-    "(asked)": keyed(or_null(lambda value: is_number(value) or is_text(value) or is_truth(value))),
-    "(program)": {"file": is_text, "arguments": listed(is_text)},
-    "(resumed)": listed({"ranks": _rank_count, "ranks_before": _rank_count}),
+    **dict.fromkeys(("(shape)", "(label_shape)"), list_of(is_whole, 32)),
+    **dict.fromkeys(("(objects)", "(class_names)", "(metrics)"), list_of(is_text)), "(clip)": is_number,
+    "(asked)": object_of(or_null(lambda value: is_number(value) or is_text(value) or is_truth(value))),
+    "(program)": {"file": is_text, "arguments": list_of(is_text)},
+    "(resumed)": list_of({"ranks": _rank_count, "ranks_before": _rank_count}),
     "(strategy_facts)": is_object, "(simulated)": SIMULATED,
-    "(inputs)": listed({"name": is_text, "shape": listed(is_whole, 32), "dtype": _is_stored}, 256),
+    "(inputs)": list_of({"name": is_text, "shape": list_of(is_whole, 32), "dtype": _is_stored}, 256),
     "(ignored)": lambda value: is_whole(value) or (isinstance(value, int) and is_whole(-value)),
 }  # fmt: skip
 ENVIRONMENT: Tests = {
-    "python": is_text, "packages": keyed(is_text), "system": is_text, "processor": is_text, "cores": is_some,
+    "python": is_text, "packages": object_of(is_text), "system": is_text, "processor": is_text, "cores": is_some,
     "mpi": or_null(is_text), "(nodes)": _nodes, "(simulated)": {"machine": is_text},
     **dict.fromkeys(("(host)", "(paceline)", "(blas)"), is_text),
 }  # fmt: skip
@@ -256,14 +256,14 @@ SUMMARY: Tests = {
     "test_accuracy": or_null(is_share), "(messages_sent)": is_amount, "(steps)": is_whole, "(buffers)": is_whole,
     "(layers)": is_whole, "(first_layer)": is_whole,
     "(test_loss)": is_number, "(loss)": is_number, "(diverged)": is_text, "(findings)": is_object,
-    **dict.fromkeys(("(metrics)", "(test_metrics)"), keyed(or_null(is_number))),
-    "(remarks)": listed(is_text), "(tables)": keyed(listed(is_text)),
+    **dict.fromkeys(("(metrics)", "(test_metrics)"), object_of(or_null(is_number))),
+    "(remarks)": list_of(is_text), "(tables)": object_of(list_of(is_text)),
     "seconds": _seconds,
-    "(seconds_by_rank)": listed(keyed(is_seconds), MOST_RANKS), "(expected_traffic)": is_object,
+    "(seconds_by_rank)": list_of(object_of(is_seconds), MOST_RANKS), "(expected_traffic)": is_object,
 }  # fmt: skip
 EPOCH: Tests = {
     "epoch": is_whole, "train_seconds": is_seconds, "(step)": is_whole, "(loss)": is_number,
-    "(validation_loss)": is_number, "(validation_accuracy)": is_share, "(metrics)": keyed(or_null(is_number)),
+    "(validation_loss)": is_number, "(validation_accuracy)": is_share, "(metrics)": object_of(or_null(is_number)),
 }  # fmt: skip
 # Findings that reports and diagnoses use. Those of a user's own strategy may have any form: others are not used.
 HISTOGRAM_KEY = re.compile(r"0|[1-9][0-9]{0,14}")
@@ -276,17 +276,17 @@ def _histogram(value: Any) -> bool:
 
 
 PIECE: Tests = {
-    "master": is_whole, "layers": listed(is_whole), "parameters": is_whole, "mean": is_amount, "largest": is_whole,
+    "master": is_whole, "layers": list_of(is_whole), "parameters": is_whole, "mean": is_amount, "largest": is_whole,
     "(mean_gap)": is_number,
 }  # fmt: skip
 STALENESS: Tests = {
     "histogram": _histogram, "(mean)": is_amount, "(median)": is_amount, "(largest)": is_whole,
-    "(mean_gap)": is_number, "(pieces)": listed(PIECE),
+    "(mean_gap)": is_number, "(pieces)": list_of(PIECE),
 }  # fmt: skip
 FINDINGS: Tests = {
     "(staleness)": STALENESS, "(gradients_applied)": is_amount, "(gradients_dropped)": is_amount, "(order)": is_text,
     "(gradients_acknowledged)": is_amount,
-    "(parts)": listed({"(test_accuracy)": is_share}),
+    "(parts)": list_of({"(test_accuracy)": is_share}),
 }  # fmt: skip
 
 
@@ -303,7 +303,7 @@ def check_config(what: str, values: Any) -> dict[str, Any]:
     version = values.get("format", FORMAT)
     if not is_some(version) or version > FORMAT:
         raise UsageError(
-            f"{what} has format {shown(version)}; this version of paceline reads formats up to {FORMAT}"
+            f"{what} has format {format_value(version)}; this version of paceline reads formats up to {FORMAT}"
         )
     check_values(what, values, CONFIG)
     try:
@@ -311,7 +311,7 @@ def check_config(what: str, values: Any) -> dict[str, Any]:
     except UsageError as error:
         raise UsageError(f"{what} is damaged: {error}") from None
     if values.get("shape") is not None:  # records have all three, or none
-        check_values(what, values, {"label_shape": listed(is_whole), "class_names": listed(is_text)})
+        check_values(what, values, {"label_shape": list_of(is_whole), "class_names": list_of(is_text)})
     classes, called = values["classes"] or 0, values.get("class_names") or ()
     if len(called) not in (0, classes):
         raise UsageError(f"{what} is damaged: it has {classes} classes and {len(called)} class_names")
@@ -353,7 +353,7 @@ def check_summary(what: str, values: Any, config: Mapping[str, Any]) -> dict[str
     if names.has("strategies", config["strategy"].partition(":")[0]):
         check_values(what, {"findings": findings}, {"findings": FINDINGS})
     for key, test in FINDINGS.items():
-        if first_wrong(findings, {key: test}) is not None:
+        if find_wrong(findings, {key: test}) is not None:
             del findings[key.strip("()")]
     return values  # type: ignore[no-any-return]
 
@@ -478,7 +478,7 @@ def check_model(what: str, arrays: Mapping[str, Array]) -> dict[str, Array]:
         raise UsageError(f"{what} is damaged: it has no vector x of parameters")
     for name, array in arrays.items():
         if name != "x" and not (name.startswith(BUFFER) and array.dtype.kind in "biufc"):
-            raise UsageError(f"{what} is damaged: {shown(name)} is not a buffer of a model")
+            raise UsageError(f"{what} is damaged: {format_value(name)} is not a buffer of a model")
     return dict(arrays)
 
 
@@ -527,7 +527,7 @@ def _is_any_number(value: Any) -> bool:
 
 # What the response to divergence knows.
 RECOVERY: Tests = {
-    "(stopped)": is_text, "messages": listed(is_text), "(_good)": _is_real, "(_start)": _is_real, "norm": _is_any_number,
+    "(stopped)": is_text, "messages": list_of(is_text), "(_good)": _is_real, "(_start)": _is_real, "norm": _is_any_number,
     "_guard": {
         "still": is_truth, "_seen": is_whole, "_alike": is_whole,
         **dict.fromkeys(("mean", "_level", "_first", "_best"), _is_any_number),
@@ -536,13 +536,13 @@ RECOVERY: Tests = {
 # The state of one rank, as a checkpoint holds it; rank 0's has more.
 RANK_STATE: Tests = {
     "ranks": _rank_count, "together": is_truth, "position": {"epoch": is_whole, "turn": is_whole, "count": is_whole},
-    "buffers": keyed(_is_array), "rate": is_number, "(recovery)": RECOVERY, "epoch_sums": _numbers(2),
-    "epoch_losses": _numbers(3), "seconds": keyed(is_seconds), "elapsed": is_number, "counts": listed(is_whole, 4),
-    "updates": listed({"start": or_null(is_whole), "stop": or_null(is_whole), "state": keyed(_is_real)}),
-    "rows": keyed(is_whole), "weights": or_null(_weights), "kept": keyed(keyed(_is_values)),
+    "buffers": object_of(_is_array), "rate": is_number, "(recovery)": RECOVERY, "epoch_sums": _numbers(2),
+    "epoch_losses": _numbers(3), "seconds": object_of(is_seconds), "elapsed": is_number, "counts": list_of(is_whole, 4),
+    "updates": list_of({"start": or_null(is_whole), "stop": or_null(is_whole), "state": object_of(_is_real)}),
+    "rows": object_of(is_whole), "weights": or_null(_weights), "kept": object_of(object_of(_is_values)),
 }  # fmt: skip
 FIRST_STATE: Tests = {
-    "x": _is_array, "history": listed(EPOCH), "findings": is_object, "remarks": listed(is_text), "tables": is_object,
+    "x": _is_array, "history": list_of(EPOCH), "findings": is_object, "remarks": list_of(is_text), "tables": is_object,
 }  # fmt: skip
 
 
@@ -552,7 +552,7 @@ def check_checkpoint(
     """Check the state of a rank in its part of a checkpoint; without `arrays`, those have not been read."""
     if state.get("format") != CHECKPOINT_FORMAT:
         raise UsageError(
-            f"{what} has format {shown(state.get('format'))}; this version of paceline reads {CHECKPOINT_FORMAT}"
+            f"{what} has format {format_value(state.get('format'))}; this version of paceline reads {CHECKPOINT_FORMAT}"
         )
     check_values(what, state, {**RANK_STATE, **(FIRST_STATE if rank == 0 else {})})
     if (state.get("rank"), state.get("number")) != (rank, number) or rank >= state["ranks"]:

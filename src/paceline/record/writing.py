@@ -11,6 +11,7 @@ running            while the run is under way: the process that writes this fold
 checkpoints/       the state of every rank at the last few checkpoints (see `checkpoint`)
 stopped.json       why a run was stopped before its end, and how to resume it
 summary.json       results; written last, so a folder that has it is complete
+withdrawn.json     the same of a program that failed after that, inside its session: the run does not count as complete
 
 One process at a time writes a folder. While a run is under way, rank 0 holds a lock on the file `running` in its
 folder. The system gives it back when the process ends, however that happens, so a run that was killed can be resumed at
@@ -42,7 +43,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.errors import UsageError
-from paceline.files import cannot, json_text, read_json, replacing, write_arrays, write_columns, write_json
+from paceline.files import cannot, json_text, read_json, replace_file, write_arrays, write_columns, write_json
 from paceline.models import Model, state_of
 from paceline.record.rows import Outage, RowLog, Table, reason, unpack_rows
 from paceline.record.schema import FORMAT, TABLES
@@ -166,7 +167,7 @@ class Record:
         """Write the configuration and the environment; if that fails, leave no folder."""
         self._files = {"config.json": {"format": FORMAT, **config}, "environment.json": environment}
         try:
-            with self._writing():
+            with self._report_errors():
                 hold(self.folder)
                 for name, values in self._files.items():
                     write_json(self.folder / name, values)
@@ -187,7 +188,7 @@ class Record:
         `anyway`: also if its folder seems to be held by a process, which is known to be gone.
         """
         path = self.folder / "epochs.jsonl"
-        with self._writing():
+        with self._report_errors():
             hold(self.folder, anyway=anyway)
             config = read_json(self.folder / "config.json")
             self._files = {"config.json": {**config, **changes}, "environment.json": environment}
@@ -198,7 +199,7 @@ class Record:
             if ended > len(history) and path.exists():  # not all of a long history was in memory
                 with path.open() as file:
                     self._lines = list(itertools.islice(file, ended))
-            with replacing(path) as new:
+            with replace_file(path) as new:
                 new.write("".join(self._lines).encode())
             self._size = path.stat().st_size
             for table in GROWING:
@@ -211,7 +212,7 @@ class Record:
         try:
             write_json(self.folder / "stopped.json", why)
         except OSError as error:
-            self.outage.failed(error, self)
+            self.outage.note_failure(error, self)
 
     def discard(self) -> None:
         """Remove the folder of a run that was refused before its first step."""
@@ -229,9 +230,9 @@ class Record:
             self._repair(self.folder)
             self._append()
         except OSError as error:
-            self.outage.failed(error, self)
+            self.outage.note_failure(error, self)
         else:
-            self.outage.ended(self)
+            self.outage.note_success(self)
 
     def _append(self) -> None:
         """Append the lines that have not been written to epochs.jsonl, all or none."""
@@ -283,7 +284,7 @@ class Record:
                         self.moved = (str(self.folder), words)
                     self._finish(model, summary, kept)
                 except OSError as error:
-                    self.outage.failed(error, self)
+                    self.outage.note_failure(error, self)
                     why = why or reason(error)
                     if self.folder is not self._wanted:
                         shutil.rmtree(self.folder, ignore_errors=True)
@@ -304,7 +305,7 @@ class Record:
         if self.folder is self._wanted:
             self._append()
         else:
-            with replacing(self.folder / "epochs.jsonl") as file:
+            with replace_file(self.folder / "epochs.jsonl") as file:
                 file.write("".join(self._lines).encode())
         if model is not None:
             write_arrays(self.folder / "model.npz", state_of(model))
@@ -322,12 +323,18 @@ class Record:
         )
 
     @contextmanager
-    def _writing(self) -> Iterator[None]:
+    def _report_errors(self) -> Iterator[None]:
         """Report a full disk, or a folder that was removed, in one line."""
         try:
             yield
         except OSError as error:
             raise UsageError(f"cannot write the run to {self.folder}: {reason(error)}") from error
+
+
+def withdraw(folder: Path) -> None:
+    """Let a run no longer count as complete: its program failed after its training had ended."""
+    with suppress(OSError):
+        (folder / "summary.json").rename(folder / "withdrawn.json")
 
 
 def _line(epoch: Epoch) -> str:
@@ -353,7 +360,7 @@ def hold(folder: Path, *, anyway: bool = False) -> None:
         return
     if anyway:
         path.unlink(missing_ok=True)
-    file = _locked(path, os.O_CREAT)
+    file = _open_locked(path, os.O_CREAT)
     assert file is not None
     _held[path] = file
     os.ftruncate(file, 0)
@@ -365,7 +372,7 @@ def release(folder: Path) -> None:
     path = folder.resolve() / RUNNING
     if (file := _held.pop(path, None)) is not None:
         with suppress(OSError):  # the folder may be gone, or something else may be in its place
-            if _is(path, file):
+            if _is_same(path, file):
                 path.unlink(missing_ok=True)
         os.close(file)
 
@@ -373,7 +380,7 @@ def release(folder: Path) -> None:
 def check_idle(folder: Path) -> None:
     """Raise a UsageError if another process trains the run in a folder."""
     path = folder.resolve() / RUNNING
-    if path not in _held and (file := _locked(path, 0)) is not None:
+    if path not in _held and (file := _open_locked(path, 0)) is not None:
         os.close(file)
 
 
@@ -394,7 +401,7 @@ def is_held(folder: Path) -> bool:
     return True
 
 
-def _locked(path: Path, flags: int) -> int | None:
+def _open_locked(path: Path, flags: int) -> int | None:
     """Open and lock a file; return None if there is none and none is to be created."""
     while True:
         try:
@@ -421,7 +428,7 @@ def _locked(path: Path, flags: int) -> int | None:
                     ) from None
                 if error.errno not in WITHOUT_LOCKS:
                     raise
-            if _is(path, file):
+            if _is_same(path, file):
                 return file
             os.close(file)  # removed by the process that held it
         except BaseException:
@@ -429,7 +436,7 @@ def _locked(path: Path, flags: int) -> int | None:
             raise
 
 
-def _is(path: Path, file: int) -> bool:
+def _is_same(path: Path, file: int) -> bool:
     try:
         return os.path.samestat(path.stat(), os.fstat(file))
     except FileNotFoundError:

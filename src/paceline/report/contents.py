@@ -12,19 +12,21 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
 from itertools import groupby
+from statistics import fmean
 from typing import Any
 
-from paceline.compare.answer import Target, answer, reached, target_in, target_of
+from paceline.compare.answer import OF_STUDY, Reached, Target, answer, find_target_times, target_in, target_of
 from paceline.compare.metric import Goal, Metric, names_in
-from paceline.compare.rows import Row, candidates_of, compared_by, label, rows_of, titles_of
-from paceline.compare.verdict import notes, real, remarks, standing
+from paceline.compare.rows import Row, candidates_of, label, replace_metric, rows_of, titles_of
+from paceline.compare.verdict import notes, remarks, select_real, standing
 from paceline.config import Config
 from paceline.diagnosis import Cause, Diagnosis, diagnose
+from paceline.diagnosis.rules import title_of
 from paceline.errors import UsageError
 from paceline.figures import Axis, Point, Points
 from paceline.names import as_arguments
 from paceline.record import Run
-from paceline.record.environment import shared_cores
+from paceline.record.environment import cores_were_shared
 from paceline.report.document import Block, Column, Document, Opening, Section, Table, Text, Value, foldable
 from paceline.report.exchange import staleness, traffic
 from paceline.report.learning import end_quality, learning
@@ -34,10 +36,10 @@ from paceline.report.series import CURVES
 from paceline.report.study import (
     describe_cell,
     differing_settings,
-    failed_for,
     failed_section,
-    published,
-    published_for,
+    published_section,
+    select_failed,
+    select_published,
 )
 from paceline.simulate.options import NAMES, Options
 from paceline.study.folder import Context, Failed
@@ -51,6 +53,14 @@ FAR = 4.0
 # scale: the others could not be distinguished.
 NEAR, WORSE = 0.1, 1.0
 CAPTION = "Each row is a point, at the mean of its runs; lines go from the lowest value to the highest. Upper left is best."
+WAY = (
+    "Labelled: candidates that reached the target, at the mean time of their runs; lines go from the fastest run to the "
+    "slowest. Left is best. The others were stopped early, because they could no longer win, or time ran out: what they "
+    "would have learned is unknown."
+)
+NONE_YET = (
+    "Each point shows a candidate's best value. Runs were stopped after different times. Upper left is best."
+)
 # These are always given: a reader should see what is trained, and how.
 SHOWN = ("data", "model", "strategy")
 # More hosts than this are counted, not named.
@@ -70,7 +80,7 @@ def document_of(
     `context`: what a study says besides its runs (`paceline.study.folder.context_of`): title, question, target, published
     figures, failed cells. `target`: what to reach on the validation samples, such as "perplexity<=12", or the fraction of
     an accuracy; by default the study's, or one point below the best serial accuracy (another metric: a tenth worse).
-    `cut`: runs that were cut; they are listed, and not compared.
+    `cut`: runs that were interrupted; they are listed, unless they were run again, and not compared.
 
     >>> import tempfile
     >>> from paceline import fit
@@ -82,6 +92,7 @@ def document_of(
     ['iris, mlp:8', 'Environment']
     """
     context = Context() if context is None else context
+    cut = [run for run in cut if not any(_replaces(one, run) for one in runs)]
     goal = target if target is None or isinstance(target, Goal) else Goal.parse(target)
     if goal is not None and runs and not any(map(goal.metric.points, runs)):
         known = ["accuracy", "loss", *names_in(runs)]
@@ -97,7 +108,7 @@ def document_of(
     problems += [list(group) for _, group in groupby(rows_of(runs_of_studies), key=lambda row: row.problem)]
     titles = titles_of(rows[0].problem for rows in problems)
     for number, rows in enumerate(problems, 1):
-        failed = failed_for(rows, left)
+        failed = select_failed(rows, left)
         left = [cell for cell in left if cell not in failed]
         name = titles[rows[0].problem]
         section, words = _problem(rows, number, context, goal, failed)
@@ -109,14 +120,14 @@ def document_of(
         top.append(Text(kind="verdict", lines=summary((), None, left, names)))
     if cut:
         sections.append(cut_section(cut))
-        one = "1 run was" if len(cut) == 1 else f"{len(cut)} runs were"
-        top.append(
-            Text(kind="verdict", lines=(f"{one} cut, and not compared; `paceline resume RUN` goes on.",))
-        )
+        said = "1 run was interrupted and is not compared; continue it"
+        if len(cut) > 1:
+            said = f"{len(cut)} runs were interrupted and are not compared; continue them"
+        top.append(Text(kind="verdict", lines=(f"{said} with paceline resume RUN.",)))
     if runs or cut:
         sections.append(environment([*runs, *cut], context.left_out))
     elif context.left_out:
-        sections.append(Section(title="Left out", blocks=(left_out(context.left_out),)))
+        sections.append(Section(title="Left out", blocks=(list_left_out(context.left_out),)))
     named = context.title or " / ".join(dict.fromkeys(one.title for one in context.studies if one.title))
     return Document(title=title or named or TITLE, summary=tuple(top), sections=tuple(sections))
 
@@ -137,30 +148,30 @@ def _divide(runs: Sequence[Run], context: Context) -> tuple[list[Run], list[Run]
 def _questions(context: Context) -> list[Text]:
     """Return the question of the study; of several studies, each question with its title."""
     if context.question or not any(one.question for one in context.studies):
-        return [Text(lines=(context.question,))] if context.question else []
+        return [Text(kind="question", lines=(context.question,))] if context.question else []
     lines = (": ".join(filter(None, (one.title, one.question))) for one in context.studies if one.question)
-    return [Text(lines=tuple(dict.fromkeys(lines)))]
+    return [Text(kind="question", lines=tuple(dict.fromkeys(lines)))]
 
 
 def _problem(
     rows: list[Row], number: int, context: Context, given: Goal | None, failed: Sequence[Failed]
 ) -> tuple[Section, tuple[str, ...]]:
     """Return the section of one problem, and the sentences about it at the top."""
-    asked, words = (given, "as asked for") if given is not None else (context.target, "the study's")
+    asked, words = (given, "as asked for") if given is not None else (context.target, OF_STUDY)
     if given is None and context.studies:
         asked, words = target_in(rows, {study.folder: study.target for study in context.studies})
     if asked is None and (until := (rows[0].members[0].config.get("asked") or {}).get("until")):
         with suppress(UsageError):
             asked, words = Goal.parse(until), "at which its runs end"
     if asked is not None and any(asked.metric.points(run) for row in rows for run in row.members):
-        rows = compared_by(rows, asked.metric)
+        rows = replace_metric(rows, asked.metric)
     else:
         asked = None  # these runs do not have that metric
     target = target_of(rows, asked, words)
     target = (
         None if len(rows) == 1 and asked is None else target
     )  # a single row has nothing to be compared with
-    theirs = published_for(rows, context.published)
+    theirs = select_published(rows, context.published)
     searched = rows[0].setting is not None
     if searched and target is not None:
         rows = sorted(rows, key=lambda row: time_to(row, target))
@@ -188,48 +199,52 @@ def _problem(
             Section(title="Where the time went", blocks=(time_split(rows, number),)),
             staleness(rows, number),
             traffic(rows, number),
-            published(rows, theirs, number),
+            published_section(rows, theirs, number),
         ]
     )
     problem = rows[0].problem
+    homes = {run.folder.resolve().parent for row in rows for run in row.members}
+    going_on = any(study.going_on and study.folder.resolve() in homes for study in context.studies)
     section = Section(
         title=problem.title,
         note=problem.details,
         blocks=tuple(blocks),
         sections=tuple(replace(one, folded=True) for one in sections if one is not None),
-        opening=opening_of(rows, target, number),
+        opening=opening_of(rows, target, number, going_on=going_on),
     )
     if searched and target is not None:
-        return section, (describe_search(rows, target),)
-    return section, summary(rows, target, failed, names)
+        return section, (describe_search(rows, target, going_on=going_on),)
+    return section, summary(rows, target, failed, names, going_on=going_on)
 
 
 # ---- the opening
 
 
-def opening_of(rows: Sequence[Row], target: Target | None, number: int) -> Opening:
-    """Return what a reader sees first of one problem."""
-    found = answer(rows, target)
+def opening_of(rows: Sequence[Row], target: Target | None, number: int, *, going_on: bool = False) -> Opening:
+    """Return what a reader sees first of one problem; `going_on`: more runs are to come."""
+    found = answer(rows, target, going_on=going_on)
     command = ""
     if found.row is not None:
         first = min(found.row.members, key=lambda run: run.config["seed"])
-        command = command_of(first, _epochs_needed(found.row, rows, target))
+        command = command_of(first, _epochs_needed(found.row, target))
+    what = "search" if rows[0].setting is not None else "study"
+    so_far = f"The {what} is still running; this is the answer so far." if going_on else ""
+    searched = target is not None and rows[0].grows
     return Opening(
         sentence=found.sentence,
-        sure=found.sure,
+        sure=" ".join(filter(None, (so_far, found.sure))),
         command=command,
-        figure=front(rows, target, number),
+        figure=race(rows, target, number) if searched and target is not None else front(rows, target, number),
         notices=notices(rows),
     )
 
 
-def _epochs_needed(row: Row, rows: Sequence[Row], target: Target | None) -> int | None:
+def _epochs_needed(row: Row, target: Target | None) -> int | None:
     """Return the epochs after which all runs of a candidate of a search had reached the target; None: those that they had.
 
     If all candidates had as many epochs, the schedule of the learning rate may depend on their number.
     """
-    lengths = {run.config["epochs"] for one in rows for run in one.members}
-    if row.setting is None or target is None or len(lengths) == 1:
+    if not row.grows or target is None:
         return None
     metric = target.metric
     counts = [
@@ -245,7 +260,7 @@ def _epochs_needed(row: Row, rows: Sequence[Row], target: Target | None) -> int 
 def notices(rows: Sequence[Row]) -> tuple[str, ...]:
     """Return what makes times or comparisons doubtful: other programs, implausible speedups, more ranks than cores."""
     said = list(notes(rows))
-    disturbed = [row for row in rows if shared_cores(row.remarks)]
+    disturbed = [row for row in rows if cores_were_shared(row.remarks)]
     if disturbed:
         who = (
             "; ".join(map(label, disturbed))
@@ -269,18 +284,22 @@ def front(rows: Sequence[Row], target: Target | None, number: int) -> Points | N
     if len(known) < 2:
         return None
     metric, where = known[0].metric, known[0].where
-    if target is not None and not any(reached(row, target).all for row in known):
+    if target is not None and not any(find_target_times(row, target).all for row in known):
         target = None  # then times to it would be a single column
     when = {row: _when(row, target) for row in known}
     points = tuple(_point(row, rows, *when[row]) for row in known)
     best = metric.best(point.y for point in points) or 0.0
     room = NEAR if metric.percent else WORSE * abs(best)
     worst = best - room if metric.higher else best + room
-    near = [point.y for point in points if metric.reaches(point.y, worst)]
-    beyond = len(near) < len(points)
+    close = [point for point in points if metric.reaches(point.y, worst)]
+    beyond = len(close) < len(points)
     bounds: tuple[float | None, float | None] = (None, None)
     if beyond:
-        margin = max(0.25 * (max(near) - min(near)), 0.05 * room)
+        # The spread of the points that are shown is shown too, unless it would flatten everything.
+        most = worst - room if metric.higher else worst + room
+        ends = [end for point in close for end in (point.y, *(point.y_range or ()))]
+        near = [end if metric.reaches(end, most) else most for end in ends]
+        margin = max(0.1 * (max(near) - min(near)), 0.05 * room)
         bounds = (min(near) - margin, None) if metric.higher else (None, max(near) + margin)
     times = [point.x for point in points if point.x is not None]
     far = " An arrow: far worse, beyond the axis." if beyond else ""
@@ -308,11 +327,74 @@ def front(rows: Sequence[Row], target: Target | None, number: int) -> Points | N
     )
 
 
+def race(rows: Sequence[Row], target: Target, number: int) -> Points | None:
+    """Return when the candidates of a search reached the target, and how far the others had come when they were stopped.
+
+    A search stops runs after very different times, so only times to the target can be compared.
+    """
+    metric = target.metric
+    known = [found for row in rows if (found := find_target_times(row, target)).best is not None]
+    if len(known) < 2:
+        return None
+    some = any(one.all for one in known)
+    lengths = [max(len(run.epochs) for run in one.row.members) for one in known]
+    points = tuple(
+        _on_the_way(one, rows, target, stopped=not one.all if some else length == min(lengths) < max(lengths))
+        for one, length in zip(known, lengths, strict=True)
+    )
+    best = metric.best(point.y for point in points) or 0.0
+    room = NEAR if metric.percent else WORSE * abs(best)
+    worst = best - room if metric.higher else best + room
+    beyond = not all(metric.reaches(point.y, worst) for point in points)
+    times = [point.x for point in points if point.x is not None]
+    caption = WAY if some else NONE_YET
+    return Points(
+        name=f"front-{number}",
+        title=f"Time to {target.short}" if some else f"How close each candidate came to {target.short}",
+        caption=caption + (" An arrow: beyond the axis." if beyond else ""),
+        x=Axis(label="training time", seconds=True, log=min(times) > 0 and max(times) > FAR * min(times)),
+        y=Axis(
+            label=metric.heading("validation")
+            + (" (%)" if metric.percent else "" if metric.higher else " (lower is better)"),
+            percent=metric.percent,
+            bounds=((worst, None) if metric.higher else (None, worst)) if beyond else (None, None),
+        ),
+        points=points,
+        descending=not metric.higher,
+        level=(target.value, f"target: {target.short}"),
+    )
+
+
+def _on_the_way(found: Reached, rows: Sequence[Row], target: Target, *, stopped: bool) -> Point:
+    """Return the point of a candidate: where it reached the target, or the best that it had reached when it was stopped."""
+    row, metric = found.row, target.metric
+    paths = [metric.points(run) for run in row.members]
+    if found.all:
+        ends = [next(value for _, value in path if metric.reaches(value, target.value)) for path in paths]
+        x, y = found.mean, fmean(ends)
+    else:
+        x, y = min(
+            ((at, value) for path in paths for at, value in path), key=lambda point: metric.key(point[1])
+        )
+    wrong = standing(row, rows)
+    return Point(
+        label=label(row).replace(" *", "", 1) if row.oversubscribed else label(row),
+        strategy=row.strategy,
+        x=x,
+        y=y,
+        x_range=(min(found.seconds), max(found.seconds)) if found.all and row.runs > 1 else None,
+        flag=wrong if wrong != "oversubscribed" else "",
+        simulated=bool(row.simulated),
+        oversubscribed=row.oversubscribed,
+        stopped=stopped,
+    )
+
+
 def _when(row: Row, target: Target | None) -> tuple[float | None, tuple[float, float] | None]:
     """Return a row's mean time to the target and its spread; None if not every run reached it."""
     if target is None:
         return row.train_seconds, row.seconds_range if row.runs > 1 else None
-    found = reached(row, target)
+    found = find_target_times(row, target)
     if not found.all:
         return None, None
     return found.mean, (min(found.seconds), max(found.seconds)) if row.runs > 1 else None
@@ -335,7 +417,7 @@ def _point(row: Row, rows: Sequence[Row], x: float | None, x_range: tuple[float,
 
 def _front(points: Sequence[Point], rows: Sequence[Row]) -> tuple[int, ...]:
     """Return the points that no other one beats in both time and quality; measured ones only, if there are any."""
-    metric, measured = rows[0].metric, bool(real(rows))
+    metric, measured = rows[0].metric, bool(select_real(rows))
     able = [
         (point.x, metric.key(point.y), k)
         for k, (point, row) in enumerate(zip(points, rows, strict=True))
@@ -435,7 +517,7 @@ def diagnosis(rows: Sequence[Row], number: int) -> Section | None:
 
 def _sentence(cause: Cause) -> str:
     advice = f" Try {cause.advice}." if cause.advice else ""
-    return f"{cause.rule}: {cause.words.rstrip('.')}.{advice}"
+    return f"{title_of(cause)}: {cause.words.rstrip('.')}.{advice}"
 
 
 def _cause_table(found: Sequence[Diagnosis], number: int) -> Table:
@@ -455,7 +537,7 @@ def _cause_table(found: Sequence[Diagnosis], number: int) -> Table:
             (
                 one.strategy + (f" (simulated: {one.simulated})" if one.simulated else ""),
                 cause.ranks,
-                cause.rule,
+                title_of(cause),
                 cause.share,
                 None if cause.share is None else "accuracy" if cause.of_accuracy else "time",
                 cause.words,
@@ -468,11 +550,26 @@ def _cause_table(found: Sequence[Diagnosis], number: int) -> Table:
     )
 
 
-# ---- runs that were cut
+# ---- interrupted runs
+
+
+def _replaces(run: Run, cut: Run) -> bool:
+    """Return True if a complete run in the same folder has the settings of an interrupted one, and as many epochs."""
+    if run.folder.resolve().parent != cut.folder.resolve().parent:
+        return False
+    ours, theirs = (
+        {
+            name: value
+            for name, value in one.config.items()
+            if name not in ("epochs", "resumed", "strategy_facts")
+        }
+        for one in (run, cut)
+    )
+    return ours == theirs and run.config["epochs"] >= cut.config["epochs"]
 
 
 def cut_section(runs: Sequence[Run]) -> Section:
-    """Return a table of runs that were cut, as of their last checkpoint."""
+    """Return a table of interrupted runs, as of their last checkpoint."""
     rows: list[tuple[Value, ...]] = []
     for run in runs:
         last = run.epochs[-1] if run.epochs else {}
@@ -481,7 +578,7 @@ def cut_section(runs: Sequence[Run]) -> Section:
             last.get("loss"), last.get("validation_accuracy"),
         ))  # fmt: skip
     return Section(
-        title="Runs that were cut",
+        title="Interrupted runs",
         blocks=(
             Table(
                 name="cut",
@@ -496,7 +593,7 @@ def cut_section(runs: Sequence[Run]) -> Section:
                     Column(name="validation accuracy", kind="percent"),
                 ),
                 rows=tuple(rows),
-                caption="As of the last checkpoint of each run. A run that is still going on looks the same.",
+                caption="As of the last checkpoint of each run. A run that is still in progress looks the same.",
             ),
         ),
     )
@@ -536,15 +633,15 @@ def environment(runs: Sequence[Run], damaged: Sequence[str] = ()) -> Section:
                 columns=(Column(name="fact"), *(Column(name=head or "machine") for head in heads)),
                 rows=tuple(rows),
             ),
-            *((left_out(damaged),) if damaged else ()),
+            *((list_left_out(damaged),) if damaged else ()),
         ),
     )
 
 
-def left_out(damaged: Sequence[str]) -> Text:
-    """Return what was left out of the report, and why.
+def list_left_out(damaged: Sequence[str]) -> Text:
+    """List what was left out of the report, and why.
 
-    >>> left_out(["runs/a/summary.json is damaged: ranks is 0"]).title
+    >>> list_left_out(["runs/a/summary.json is damaged: ranks is 0"]).title
     'Left out of this report because damaged: 1'
     """
     title = f"Left out of this report because damaged: {len(damaged)}"

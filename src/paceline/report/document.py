@@ -28,11 +28,14 @@ SPELLINGS: dict[str, Callable[[float], str]] = {
 # The sign of a row's mark, for readers who cannot see its colour.
 SIGNS = {
     "best": "★", "diverged": "↯", "failed": "✗", "learned nothing": "∅", "learned less": "▼",
-    "missed the target": "▽", "oversubscribed": "○",
+    "missed the target": "▽", "stopped early": "◇", "oversubscribed": "○",
     "simulated": "≈", "published": "†",
 }  # fmt: skip
 # Rows with these marks are no success, whatever their time: a word beside their name says so, and speedups are struck out.
-NO_SUCCESS = ("diverged", "failed", "learned nothing", "learned less", "missed the target", "oversubscribed")
+NO_SUCCESS = (
+    *("diverged", "failed", "learned nothing", "learned less", "missed the target", "stopped early"),
+    "oversubscribed",
+)
 # More notes than these are folded.
 GLANCE = 4
 
@@ -126,7 +129,7 @@ class Table:
     folded: bool = False
     """True if a page shows it only on request, such as the values of a figure."""
 
-    def seen(self) -> Table:
+    def drop_unseen(self) -> Table:
         """Return the table with only those columns that pages show."""
         rows = (zip(row, self.columns, strict=True) for row in self.rows)
         return replace(
@@ -156,7 +159,7 @@ class Text:
     """Paragraphs of plain text, or the items of a list."""
 
     lines: tuple[str, ...]
-    kind: Literal["paragraphs", "list", "note", "verdict", "command"] = "paragraphs"
+    kind: Literal["paragraphs", "list", "note", "verdict", "command", "question"] = "paragraphs"
     title: str = ""
     """The subject, if no heading names it."""
     folded: bool = False
@@ -244,6 +247,16 @@ class Document:
         yield from self.summary
         for section in self.sections:
             yield from section.every_block()
+
+    @property
+    def questions(self) -> list[Text]:
+        """The questions of studies, which come before the answer."""
+        return [text for text in self.summary if text.kind == "question"]
+
+    @property
+    def findings(self) -> list[Text]:
+        """The rest of the summary, which comes after the answer."""
+        return [text for text in self.summary if text.kind != "question"]
 
     @property
     def problems(self) -> list[Section]:
@@ -347,7 +360,13 @@ def _data_of_points(figure: Points) -> tuple[list[Column], list[tuple[Value, ...
             "simulated" if point.simulated else "",
             "; ".join(
                 filter(
-                    None, (figure.outside if point.x is None else "", point.flag, _note(point.oversubscribed))
+                    None,
+                    (
+                        figure.outside if point.x is None else "",
+                        point.flag,
+                        "stopped early" if point.stopped else "",
+                        _note(point.oversubscribed),
+                    ),
                 )
             ),
         )
@@ -377,5 +396,6 @@ def _kind(axis: Axis) -> Kind:
 
 
 def _note(crowded: bool, words: str = "", *, less: bool = False) -> str:
-    said = ("more ranks than cores" if crowded else "", "learned less than serial" if less else "", words)
+    worse = "learned less than serial" if less and "diverged" not in words else ""
+    said = ("more ranks than cores" if crowded else "", worse, words)
     return "; ".join(filter(None, said))

@@ -73,7 +73,7 @@ def _figure(
         if len(one.rows) > 1 and any(row.bytes_sent for row in one.rows):
             spans = [[sent / MB for sent in per_epoch(row, "bytes_sent")] for row in one.rows]
             curves.append(curve_of(one, [(fmean(span), min(span), max(span)) for span in spans], rows))
-            curves += _expected(one, theories)
+            curves += _make_theory_curves(one, theories)
     if not curves:
         return None
     return Lines(
@@ -86,7 +86,7 @@ def _figure(
     )
 
 
-def _expected(one: Series, theories: dict[Row, Traffic]) -> list[Curve]:
+def _make_theory_curves(one: Series, theories: dict[Row, Traffic]) -> list[Curve]:
     known = [(row, sent) for row in one.rows if (sent := theories[row].bytes) is not None]
     if len(known) < 2:
         return []

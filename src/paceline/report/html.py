@@ -77,17 +77,18 @@ class _Page:
         self.among = names_in(document.figures())
 
     def parts(self) -> list[str]:
-        """Return the parts of the page: the answer first, then what was asked, then everything else."""
+        """Return the parts of the page: what was asked, the answer, then everything else."""
         document, links = self.document, self.links
         problems = document.problems
         home = f'<p class="note"><a href="{_address(links.home)}">All problems</a></p>' if links.home else ""
         parts = [home, f"<h1>{breakable(document.title)}</h1>"]
+        answered = {section.title for section in problems}
+        parts += [_summary(text, answered) for text in document.questions]
         if len(problems) == 1:
             parts.append(self.opening(problems[0].opening))
         elif problems:
             parts.append(self.index(problems))
-        answered = {section.title for section in problems}
-        parts += [_summary(text, answered) for text in document.summary]
+        parts += [_summary(text, answered) for text in document.findings]
         shown = [section for section in document.sections if not links.pages or section not in problems]
         if not problems:
             parts.append(_contents(shown))
@@ -208,6 +209,8 @@ class _Page:
 # A piece of a formula: a number, a letter or an operator, perhaps in brackets.
 PIECE = r"\(*(?:\d+(?:[.,]\d+)*|log2\(p\)|[pnsSH]|[-+/=x])\)*"
 FORMULA = rf"(?<![\w.,-]){PIECE}(?:\s{PIECE})+(?!\w)"
+# A command with a placeholder.
+COMMAND = re.compile(r"\bpaceline [a-z]+(?: [A-Z]+)+\b")
 # A formula, or the name of an option.
 UNBROKEN = re.compile(rf"({FORMULA}|(?<!\S)--?[a-z][a-z-]*)")
 
@@ -217,6 +220,8 @@ def breakable(text: str) -> str:
 
     >>> breakable("try --batch 32 or sync:allreduce=ring")
     'try <span class="o">--batch</span> 32 or sync:<wbr>allreduce=<wbr>ring'
+    >>> breakable("continue it with paceline resume RUN.")
+    'continue it with <code>paceline resume RUN</code>.'
     >>> breakable("15 x (p - 1) (2 n + 1): at every batch")
     '<span class="o">15\xa0x (p - 1) (2 n + 1)</span>: at every batch'
     """
@@ -225,7 +230,7 @@ def breakable(text: str) -> str:
     )
     # After the punctuation of a long option, but not between thousands.
     broken = re.sub(r"(?!(?<=\d),\d{3}(?!\d))([:=,])(?=\S)", r"\1<wbr>", escape(text, quote=False))
-    return UNBROKEN.sub(r'<span class="o">\1</span>', broken)
+    return UNBROKEN.sub(r'<span class="o">\1</span>', COMMAND.sub(r"<code>\g<0></code>", broken))
 
 
 def _contents(sections: Sequence[Section]) -> str:
@@ -257,7 +262,7 @@ def _summary(text: Text, answered: Collection[str]) -> str:
     if text.kind == "verdict" and text.title in answered:
         of = f": {text.title}" if len(answered) > 1 else ""
         return _text(replace(text, folded=True, title=f"In more words{of}"))
-    if text.kind != "verdict" and answered and sum(map(len, text.lines)) > LONG:
+    if text.kind == "question" and answered and sum(map(len, text.lines)) > LONG:
         return _text(replace(text, folded=True, title="The question"))
     return _text(text)
 
@@ -271,7 +276,7 @@ def _text(text: Text) -> str:
         return "".join(map(_command, text.lines))
     if text.kind == "list":
         return "<ul>" + "".join(f"<li>{breakable(line)}</li>" for line in text.lines) + "</ul>"
-    note = ' class="note"' if text.kind == "note" else ""
+    note = f' class="{text.kind}"' if text.kind in ("note", "question") else ""
     lines = f"<p><strong>{breakable(text.title)}</strong></p>" if text.title else ""
     lines += "".join(f"<p{note}>{breakable(line)}</p>" for line in text.lines)
     return f'<div class="verdict">{lines}</div>' if text.kind == "verdict" else lines
@@ -279,7 +284,7 @@ def _text(text: Text) -> str:
 
 def _rows(table: Table, label: str) -> str:
     """Return the table in a box of its own, which scrolls if there is no room; the page never does."""
-    table = table.seen()
+    table = table.drop_unseen()
     css = ["t" if column.kind == "text" else "n" for column in table.columns]
     head = "".join(
         f'<th scope="col" class="{kind}">{breakable(column.name)}</th>'
@@ -352,6 +357,21 @@ document.querySelectorAll('.copy').forEach(function (button) {
     if (navigator.clipboard) navigator.clipboard.writeText(code.textContent).then(done, select); else select();
   };
 });
+document.querySelectorAll('.box').forEach(function (box) {
+  var hint = document.createElement('p');
+  hint.className = 'hint';
+  hint.textContent = 'more columns: scroll sideways \u2192';
+  box.after(hint);
+  var update = function () {
+    var wide = box.scrollWidth > box.clientWidth + 1;
+    hint.classList.toggle('on', wide);
+    box.classList.toggle('more', wide && box.scrollLeft + box.clientWidth < box.scrollWidth - 1);
+  };
+  box.addEventListener('scroll', update);
+  addEventListener('resize', update);
+  if (window.ResizeObserver) new ResizeObserver(update).observe(box);
+  update();
+});
 var folded = [];
 addEventListener('beforeprint', function () {
   folded = [].slice.call(document.querySelectorAll('details:not([open])'));
@@ -383,7 +403,9 @@ h4 { font-size: 1rem; margin: 1.4rem 0 0.3rem }
 a { color: var(--accent) }
 p { margin: 0.5rem 0; max-width: 46rem } ul { margin: 0.5rem 0; padding-left: 1.2rem; max-width: 46rem }
 .note { color: var(--soft); font-size: 0.9rem } .o { white-space: nowrap }
+.question { font-size: 1.05rem; margin: 0 0 0.5rem }
 .answer { font-size: 1.4rem; line-height: 1.35; font-weight: 600; margin: 0 0 0.4rem; max-width: none }
+p code { font: 0.9em ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace; white-space: nowrap }
 .command { display: flex; align-items: flex-start; gap: 0.6rem; margin: 0.7rem 0; padding: 0.55rem 0.7rem;
   background: var(--tint); border-radius: 6px }
 .command code { flex: 1; font: 0.9rem/1.5 ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace;
@@ -405,7 +427,13 @@ figure text { font-family: system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu
 .hit { fill: transparent; stroke: none; pointer-events: all } .hit:hover { stroke: var(--ink); stroke-width: 1.5 }
 figcaption { color: var(--soft); font-size: 0.9rem; max-width: 46rem; margin-top: 0.3rem }
 .title { font-weight: 600; margin: 0 0 0.5rem } figure > .title { font-size: 0.95rem; margin-bottom: 0.3rem }
-.box { overflow-x: auto; max-width: 100%; -webkit-overflow-scrolling: touch }
+/* A table wider than the text uses the width of the window. */
+.box { overflow-x: auto; width: max-content; min-width: 100%; max-width: calc(100vw - 3rem); position: relative; left: 50%;
+  transform: translateX(-50%); -webkit-overflow-scrolling: touch }
+.more { -webkit-mask-image: linear-gradient(to left, transparent, #000 1.5rem);
+  mask-image: linear-gradient(to left, transparent, #000 1.5rem) }
+.hint { display: none; color: var(--soft); font-size: 0.85rem; margin: 0.2rem 0 0; text-align: right }
+.hint.on { display: block }
 .box:focus-visible, summary:focus-visible, .copy:focus-visible { outline: 2px solid var(--accent); outline-offset: 2px }
 table { border-collapse: collapse; font-size: 0.88rem; line-height: 1.4; overflow-wrap: normal;
   font-variant-numeric: tabular-nums }
@@ -421,7 +449,7 @@ th:first-child { padding-left: 0.4rem }
   padding: 0 0.3rem; white-space: nowrap; font-style: normal }
 tr.best { background: var(--best) } tr.best th { font-weight: 600 }
 tr.diverged, tr.failed { background: var(--bad); color: var(--bad-ink) }
-tr.learned-less, tr.learned-nothing, tr.missed-the-target, tr.oversubscribed { color: var(--soft) }
+tr.learned-less, tr.learned-nothing, tr.missed-the-target, tr.stopped-early, tr.oversubscribed { color: var(--soft) }
 tr.simulated { background: var(--sim) } tr.simulated th { font-style: italic }
 tr.published { background: var(--pub) } tr.published th { font-style: italic }
 .key { color: var(--soft); font-size: 0.85rem; margin: 0.35rem 0 } .key span { margin-right: 1.1rem; white-space: nowrap }
@@ -434,13 +462,17 @@ details .box { max-height: 26rem; overflow-y: auto; margin-top: 0.3rem }
 @media (max-width: 56rem) {
   .answer { font-size: 1.2rem }
   th, td { padding: 0.25rem 0.4rem } tbody th.t { min-width: 8rem; max-width: 11rem }
-  td.t { max-width: 15rem } table { width: max-content }
+  td.t { max-width: 15rem } table { width: max-content } thead th.n { max-width: 6.5rem }
+  .box { width: auto; max-width: 100%; position: static; transform: none }
   figure > svg.wide { display: none } figure > svg.phone { display: block; width: 100%; max-width: 30rem } }
 @media print {
   body { font-size: 11pt; max-width: none; padding: 0 } nav, .copy, .files { display: none !important }
   h2, h3, .title { break-after: avoid } figure, tr { break-inside: avoid }
   details::details-content { content-visibility: visible; display: block; height: auto }
-  summary { list-style: none; color: var(--ink) } .box, details .box { overflow: visible; max-height: none }
+  summary { list-style: none; color: var(--ink) }
+  .box, details .box { overflow: visible; max-height: none; width: auto; max-width: 100%; position: static;
+    transform: none }
+  .more { -webkit-mask-image: none; mask-image: none } .hint.on { display: none }
   figure > svg.wide { display: block } figure > svg.phone { display: none }
   * { print-color-adjust: exact; -webkit-print-color-adjust: exact } }
 """

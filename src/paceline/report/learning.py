@@ -10,7 +10,7 @@ from statistics import fmean
 
 import numpy as np
 
-from paceline.compare.answer import Target, reached
+from paceline.compare.answer import Target, find_target_times
 from paceline.compare.metric import ACCURACY, Metric, metric_named, names_in, read_epoch
 from paceline.compare.rows import Row, label
 from paceline.compare.theory import workers
@@ -134,7 +134,7 @@ def _quality_curve(one: Series, all_: Sequence[Row]) -> Curve:
         origin=one.origin,
         variant=one.variant,
         oversubscribed=tuple(row.oversubscribed for row in rows),
-        less=tuple(is_less(row, all_) for row in rows),
+        less=tuple(bool(row.diverged) or is_less(row, all_) for row in rows),
         notes=tuple(_quality_note(row) for row in rows),
     )
 
@@ -174,7 +174,7 @@ def _quality_dots(rows: Sequence[Row], number: int) -> Block:
             bounds=bounds,
         ),
         kinds=(metric.name,),
-        bars=tuple(_quality_bar(row, is_less(row, rows)) for row in rows),
+        bars=tuple(_quality_bar(row, bool(row.diverged) or is_less(row, rows)) for row in rows),
         dots=True,
     )
 
@@ -345,7 +345,7 @@ def _curve(
 
 def to_target(rows: Sequence[Row], number: int, target: Target) -> Bars | None:
     """Return a bar for each row: when it reached the target; None if fewer than two rows can say, or none did."""
-    found = [reached(row, target) for row in rows if not row.timed_only]
+    found = [find_target_times(row, target) for row in rows if not row.timed_only]
     found = [one for one in found if one.best is not None]
     if len(found) < 2 or not any(one.seconds for one in found):
         return None

@@ -38,8 +38,10 @@ from paceline.text import clock_time, count, share
 from paceline.training.rank import excess
 
 HOST = "127.0.0.1"
-# At most so many runs are listed, and so many ranks of a run: first those that go on, then the latest.
-LISTED, RANKS = 40, 16
+# At most so many runs are listed: first those that go on, then the latest.
+LISTED = 40
+# Of a run with more ranks, only those that wait the least and the most are shown.
+RANKS = 4
 # The page shows all runs that go on, and at least so many; the others are folded.
 FIRST = 5
 # The latest steps of a rank from which waiting and speed are read.
@@ -79,8 +81,7 @@ class LiveRun:
 
     def cells(self) -> dict[str, str]:
         """Return a line of the table, by its headings."""
-        shown = ", ".join(f"{rank}: {share(part)}" for rank, part in list(self.waiting.items())[:RANKS])
-        more = f" and {len(self.waiting) - RANKS} more" if len(self.waiting) > RANKS else ""
+        shown = ", ".join(f"{rank}: {share(part)}" for rank, part in self.waiting.items())
         values = (
             self.name,
             self.settings,
@@ -89,10 +90,26 @@ class LiveRun:
             "" if self.loss is None else f"{self.loss:.4g}",
             self.quality,
             "" if self.speed is None else f"{self.speed:,.0f}",
-            shown + more,
+            self.waiting_range(with_ranks=True) if len(self.waiting) > RANKS else shown,
             "" if self.left is None else clock_time(self.left),
         )
         return dict(zip(HEADINGS, values, strict=True))
+
+    def waiting_range(self, *, with_ranks: bool = False) -> str:
+        """Return the least and the largest fraction of time that a rank waits; empty if they are unknown.
+
+        >>> run = LiveRun(name="a", state="running", epoch=0, epochs=1, waiting={0: 0.2, 1: 0.0, 2: 0.1})
+        >>> run.waiting_range(), run.waiting_range(with_ranks=True)
+        ('0 % to 20 %', '0 % (rank 1) to 20 % (rank 0)')
+        """
+        if not self.waiting:
+            return ""
+        ends = [end(self.waiting, key=self.waiting.__getitem__) for end in (min, max)]
+        if len({share(self.waiting[rank]) for rank in ends}) == 1:
+            return share(self.waiting[ends[0]])
+        return " to ".join(
+            share(self.waiting[rank]) + (f" (rank {rank})" if with_ranks else "") for rank in ends
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,13 +167,13 @@ def find_followed(places: Sequence[Path]) -> list[Path]:
         inside = [] if (place / "config.json").exists() else _folders_in(place, STUDY)
         busy = [folder for folder in inside if Folder(folder).busy]
         if not busy and inside and not _folders_in(place):
-            found.append(max(inside, key=_changed))
+            found.append(max(inside, key=_read_change_time))
         else:
             found += [*busy, place]
     return found
 
 
-def _changed(folder: Path) -> float:
+def _read_change_time(folder: Path) -> float:
     """Return when a folder was changed."""
     try:
         return folder.stat().st_mtime
@@ -377,7 +394,7 @@ class Follower:
     def report(self) -> str:
         """Return the report on the complete runs."""
         with self._lock:
-            known = self._shown()
+            known = self._select_shown()
             if known != self._known:
                 began = time.monotonic()
                 self._report, self._known = self._write(), known
@@ -386,15 +403,15 @@ class Follower:
 
     def version(self) -> str:
         """Return a text that differs if other runs are complete, so that a page knows when to show the report again."""
-        return hashlib.sha256(repr(sorted(self._shown())).encode(errors="replace")).hexdigest()[:16]
+        return hashlib.sha256(repr(sorted(self._select_shown())).encode(errors="replace")).hexdigest()[:16]
 
-    def _shown(self) -> frozenset[tuple[str, float]]:
+    def _select_shown(self) -> frozenset[tuple[str, float]]:
         """Return the complete runs that the report should have: while runs go on, the last ones until it is due."""
         if self._known is not None and time.monotonic() < self._due and state_of(self.places).busy:
             return self._known
-        return self._complete()
+        return self._find_complete()
 
-    def _complete(self) -> frozenset[tuple[str, float]]:
+    def _find_complete(self) -> frozenset[tuple[str, float]]:
         found = set()
         for place in find_followed(self.places):
             for summary in (place / "summary.json", *place.glob("*/summary.json")):
@@ -436,17 +453,23 @@ td.run, td.quality { white-space: normal; min-width: 13rem }
 td.settings, td[class^="waiting"] { white-space: normal; min-width: 9rem }
 summary { cursor: pointer; margin: .5rem 0 } h1 { font-size: 1.2rem; margin: 0 }
 tr.running td { font-weight: 600 } tr.diverged td, tr.stopped td, .ended #live { opacity: .6 }
+#ended { display: none } .ended #ended { display: block; font-weight: 600 }
 iframe { border: 0; width: 100%; height: 85vh; margin-top: 1rem }
 </style></head>
 <body><h1>{title}</h1>
+<p id="ended">paceline watch has ended, or cannot be reached. This is what it showed last.</p>
 <div id="live">{live}</div>
 <iframe id="report" src="/report.html" title="the report"></iframe>
 <script>
 const frame = document.getElementById("report");
-let shown = "{version}";
+let shown = "{version}", loading = false;
 function details() { return [...frame.contentDocument.querySelectorAll("details")]; }
 function words(one) { return one.querySelector("summary").textContent; }
-function show() {  // the report again, as far down as before, and with the same parts unfolded
+async function show(version) {  // the report again, as far down as before, and with the same parts unfolded
+  const answer = await fetch("/report.html");  // if the server ends meanwhile, the frame keeps the last one
+  if (!answer.ok) throw new Error(answer.status);
+  await answer.text();
+  shown = version;
   const inside = frame.contentWindow, at = inside.scrollY, open = new Set(details().filter(one => one.open).map(words));
   frame.onload = () => {
     details().forEach(one => { if (open.has(words(one))) one.open = true; });
@@ -462,8 +485,10 @@ async function refresh() {
     if (open) live.querySelector("details")?.setAttribute("open", "");
     document.body.className = "";
     const version = answer.headers.get("X-Report");
-    if (version !== shown) show();
-    shown = version;
+    if (version !== shown && !loading) {
+      loading = true;
+      show(version).catch(() => {}).finally(() => { loading = false; });
+    }
   } catch (error) { document.body.className = "ended"; }
   setTimeout(refresh, 2000);
 }

@@ -47,15 +47,18 @@ class Pages:
         self.heights: dict[str, float] = {}
         self.turn()
         self.heading(document.title, 1)
+        for text in document.questions:
+            self.text(text)
         self.alone = len(document.problems) == 1
         for section in document.problems:
             if section.opening is not None:
                 title = "" if self.alone else section.title
                 parts = section.opening.blocks() if self.alone else ()
-                answer = Text(lines=(section.opening.sentence,), kind="verdict", title=title)
+                lines = tuple(filter(None, (section.opening.sentence, section.opening.sure)))
+                answer = Text(lines=lines, kind="verdict", title=title)
                 for block in parts or (answer,):
                     self.block(block)
-        for text in document.summary:
+        for text in document.findings:
             self.text(text)
         self.sections(document.sections, 2)
 
@@ -206,7 +209,7 @@ class Pages:
 
     def table(self, table: Table) -> None:
         """Write a table, with its headings again on every page that it takes."""
-        table = table.seen()
+        table = table.drop_unseen()
         layout = TableLayout(table, ROOM)
         if table.title:
             self.heading(table.title, 4, following=layout.head + 30)

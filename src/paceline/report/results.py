@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
-from paceline.compare.answer import Reached, Target, answer, reached
+from paceline.compare.answer import Reached, Target, answer, find_target_times
 from paceline.compare.rows import KINDS, Row, label, mark
 from paceline.compare.verdict import (
     as_good,
     best,
     divergence,
     quality,
-    real,
     reference,
-    simulated,
+    select_real,
+    select_simulated,
     standing,
     verdict,
 )
@@ -64,8 +64,8 @@ SPLIT = (
     "(of the slowest rank) and the speedup. The line is the spread over the runs."
 )
 SEARCHED = (
-    "Each row shows means over its runs, from the lowest to the highest if there are several. A search ends runs when they "
-    "have reached the target or cannot win any more, so their epochs and times (of training only) differ: compare the "
+    "Each row shows means over its runs, from the lowest to the highest if there are several. A search stops runs when "
+    "they have reached the target or can no longer win, so their epochs and times (of training only) differ: compare the "
     "times to the target."
 )
 # At most this many things are listed by name.
@@ -80,7 +80,7 @@ def results(
     rows: Sequence[Row], failed: Sequence[Failed], number: int, target: Target | None = None
 ) -> Table:
     """Return the table of one problem: a line for each row, then a line for each failed cell."""
-    groups = [some for some in (real(rows), simulated(rows)) if len(some) > 1]
+    groups = [some for some in (select_real(rows), select_simulated(rows)) if len(some) > 1]
     fastest = [answer(some, target).row if target is not None else best(some) for some in groups]
     threaded = any(row.against_threads is not None for row in rows)
     caption = [
@@ -88,19 +88,27 @@ def results(
         THREADS if threaded else "",
         ALONE if any(row.alone for row in rows) else "",
         OVER if any(row.oversubscribed for row in rows) else "",
-        SIMULATED if simulated(rows) else "",
+        SIMULATED if select_simulated(rows) else "",
     ]
     shown = metrics_of(rows)
     columns = columns_of(rows)
+    whole = _with_threads(columns, AGAINST_THREADS) if threaded else columns
+    at = [column.name for column in whole].index("threads")
+    # Where rows differ in their threads only, these belong to the name of a row: a narrow screen shows the first columns.
+    to = 2 if _threads_differ(rows) else at
+
+    def arrange(values: tuple[T, ...]) -> tuple[T, ...]:
+        return (*values[:to], values[at], *values[to:at], *values[at + 1 :])
+
     return Table(
         name=f"results-{number}",
         title="",
-        columns=_with_threads(columns, AGAINST_THREADS) if threaded else columns,
+        columns=arrange(whole),
         rows=tuple(
-            _with_threads(values, against) if threaded else values
+            arrange(_with_threads(values, against) if threaded else values)
             for values, against in (
                 *((cells(row, shown), row.against_threads) for row in rows),
-                *((_failed(cell, len(columns)), None) for cell in failed),
+                *((_make_failed_row(cell, len(columns)), None) for cell in failed),
             )
         ),
         caption=" ".join(filter(None, caption)),
@@ -110,18 +118,21 @@ def results(
 
 def time_to(row: Row, target: Target) -> tuple[bool, float, float]:
     """Return a key that is lowest for the row that reached the target first with every run, or else came nearest to it."""
-    found = reached(row, target)
+    found = find_target_times(row, target)
     near = float("inf") if found.best is None else target.metric.key(found.best)
     return not found.all, found.mean if found.mean is not None else float("inf"), near
 
 
-def describe_search(rows: Sequence[Row], target: Target) -> str:
-    """Say how many candidates of a search reached the target."""
-    found = [reached(row, target) for row in rows]
+def describe_search(rows: Sequence[Row], target: Target, *, going_on: bool = False) -> str:
+    """Say how many candidates of a search reached the target, in how many runs."""
+    found = [find_target_times(row, target) for row in rows]
     every, some = sum(one.all for one in found), sum(bool(one.seconds) and not one.all for one in found)
-    more = f", {some} more with some of their runs" if some else ""
-    runs = sum(row.runs for row in rows)
-    return f"{every} of {count(len(rows), 'candidate')} reached {target.short}{more}, in {count(runs, 'run')} in all."
+    who = f"{every} of {count(len(rows), 'candidate')}"
+    if every == 0 and len(rows) > 1:
+        who = f"None of the {len(rows)} candidates"
+    more = f" in every run; {some}{' more' * bool(every)} did in some runs" if some else ""
+    runs = count(sum(row.runs for row in rows), "run")
+    return f"{who} reached {target.short}{more} ({runs} {'so far' if going_on else 'in total'})."
 
 
 def candidates(rows: Sequence[Row], number: int, target: Target) -> Table:
@@ -131,27 +142,38 @@ def candidates(rows: Sequence[Row], number: int, target: Target) -> Table:
     lines: list[tuple[Value, ...]] = []
     marks = []
     for row in rows:
-        found = reached(row, target)
-        wrong = standing(row, rows) or ("" if found.all else "missed the target")
+        found = find_target_times(row, target)
+        missed = "stopped early" if row.grows and not found.seconds else "missed the target"
+        wrong = standing(row, rows) or ("" if found.all else missed)
         span = _spread(row, found.mean, _ends(found.seconds)) if found.all else None
         lines.append((
-            label(row), span, max(len(run.epochs) for run in row.members), row.train_seconds, found.best,
+            label(row), span, found.best, row.train_seconds, max(len(run.epochs) for run in row.members),
             row.samples_per_second, row.runs,
         ))  # fmt: skip
         marks.append("best" if row is chosen else wrong or ("simulated" if row.simulated else ""))
     best_value = Column(name=f"best validation {metric.name}", kind="percent" if metric.percent else "number")
+    reached = any(line[1] is not None for line in lines)
     return Table(
         name=f"candidates-{number}",
-        title=f"Candidates, by their time to {target.short}",
+        title=f"Candidates, by their time to {target.short}"
+        if reached
+        else f"Candidates, by their best {metric.name}",
         columns=(
-            Column(name="candidate"), Column(name=f"time to {target.short} (s)", kind="seconds"),
-            Column(name="epochs", kind="count"), Column(name="time (s)", kind="seconds"), best_value,
+            Column(name="candidate"), Column(name=f"time to {target.short} (s)", kind="seconds", unseen=not reached),
+            best_value, Column(name="time (s)", kind="seconds"), Column(name="epochs", kind="count"),
             Column(name="samples/s", kind="count"), Column(name="runs", kind="count"),
         ),
         rows=tuple(lines),
         caption=SEARCHED,
         marks=tuple(marks),
     )  # fmt: skip
+
+
+def _threads_differ(rows: Sequence[Row]) -> bool:
+    """Return True if rows of one strategy on one number of ranks differ in their threads only."""
+    return len({(row.strategy, row.ranks, row.simulated) for row in rows}) < len(
+        {(row.strategy, row.ranks, row.simulated, row.threads) for row in rows}
+    )
 
 
 def _with_threads(values: tuple[T, ...], against: T) -> tuple[T, ...]:
@@ -200,7 +222,7 @@ def _ends(values: tuple[float, ...] | None) -> tuple[float, float] | None:
     return (min(values), max(values)) if values else None
 
 
-def _failed(cell: Failed, width: int) -> tuple[Value, ...]:
+def _make_failed_row(cell: Failed, width: int) -> tuple[Value, ...]:
     settings = cell.settings
     ranks = settings.get("ranks")
     words = " (simulated)" if settings.get("simulated") else ""
@@ -252,14 +274,19 @@ def _bar(row: Row, wrong: str) -> Bar:
 
 
 def summary(
-    rows: Sequence[Row], target: Target | None, failed: Sequence[Failed], names: Sequence[str] = ()
+    rows: Sequence[Row],
+    target: Target | None,
+    failed: Sequence[Failed],
+    names: Sequence[str] = (),
+    *,
+    going_on: bool = False,
 ) -> tuple[str, ...]:
     """Return the sentences about one problem. `names`: the settings that distinguish failed cells."""
     sentences = [*verdict(rows)] if rows else []
     if target is not None:
-        words = f"the target of {target}"  # where it comes from is explained once
+        words = target.phrase  # where it comes from is explained once
         for some, begin in _real_and_simulated(rows):
-            if some and (sentence := first_to_reach(some, target, begin, words)):
+            if some and (sentence := first_to_reach(some, target, begin, words, going_on=going_on)):
                 sentences.append(sentence)
                 words = f"the target of {target.short}"
     if failed:
@@ -272,23 +299,25 @@ def summary(
 
 def _real_and_simulated(rows: Sequence[Row]) -> list[tuple[list[Row], str]]:
     """Return the real rows and the simulated ones with a known accuracy, each with the beginning of a sentence."""
-    known = [row for row in simulated(rows) if not row.timed_only]
-    return [(real(rows), ""), (known, "Simulated: ")]
+    known = [row for row in select_simulated(rows) if not row.timed_only]
+    return [(select_real(rows), ""), (known, "Simulated: ")]
 
 
-def first_to_reach(rows: Sequence[Row], target: Target, begin: str, words: str) -> str:
+def first_to_reach(
+    rows: Sequence[Row], target: Target, begin: str, words: str, *, going_on: bool = False
+) -> str:
     """Say which row reached the target first, when serial did, and which strategies never did.
 
     Empty if every row ran alone: which one is first is then chance.
     """
-    single = {row.strategy for row in rows if row.alone and reached(row, target).all}
+    single = {row.strategy for row in rows if row.alone and find_target_times(row, target).all}
     rows = [row for row in rows if not row.alone]
     if not rows:
         return ""
-    when = sorted((found for row in rows if (found := reached(row, target)).all), key=_mean)
+    when = sorted((found for row in rows if (found := find_target_times(row, target)).all), key=_mean)
     if not when:
         metric = target.metric
-        known = [found for row in rows if (found := reached(row, target)).best is not None]
+        known = [found for row in rows if (found := find_target_times(row, target)).best is not None]
         nearest = min(known, key=lambda found: metric.key(found.best or 0.0), default=None)
         came = (
             ""
@@ -296,10 +325,11 @@ def first_to_reach(rows: Sequence[Row], target: Target, begin: str, words: str) 
             else f"; closest was {label(nearest.row)}, {metric.spell(nearest.best or 0.0)}"
         )
         what = "nothing on more than one rank" if single else "nothing"
-        return f"{begin}{what if begin else what.capitalize()} reached {words}{came}."
+        verb = "has yet reached" if going_on else "reached"
+        return f"{begin}{what if begin else what.capitalize()} {verb} {words}{came}."
     first, rest = when[0], when[1:]
     sentence = f"{begin}{'first' if begin else 'First'} to reach {words}: {label(first.row)}, in {seconds(_mean(first))} s"
-    rest = [] if first.row.serial else rest
+    rest = [] if first.row.strategy == "serial" else rest
     serial = next((found for found in rest if found.row.strategy == "serial"), None)
     if serial is not None:
         sentence += f"; serial took {seconds(_mean(serial))} s"
@@ -363,7 +393,7 @@ def _cost(row: Row, than: Row | None, target: Target | None) -> str:
             f"accuracy {quality(row)}" if row.metric.percent and row.score is not None else quality(row)
         )
     if target is not None and not row.timed_only:
-        found = reached(row, target)
+        found = find_target_times(row, target)
         at = f"{target.short} "
         words.append(at + (f"after {seconds(found.mean or 0.0)} s" if found.all else "not reached"))
     return f"{label(row)}: {', '.join(words)}"

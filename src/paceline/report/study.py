@@ -40,7 +40,7 @@ COLUMNS = ("data", "model")
 # ---- published figures
 
 
-def published_for(rows: Sequence[Row], published: Sequence[Published]) -> list[Published]:
+def select_published(rows: Sequence[Row], published: Sequence[Published]) -> list[Published]:
     """Return the figures that belong to a problem by the settings of their part; without a part, to every problem."""
     config = rows[0].members[0].config
     return [
@@ -50,7 +50,7 @@ def published_for(rows: Sequence[Row], published: Sequence[Published]) -> list[P
     ]
 
 
-def published(rows: Sequence[Row], figures: Sequence[Published], number: int) -> Section | None:
+def published_section(rows: Sequence[Row], figures: Sequence[Published], number: int) -> Section | None:
     """Return the table of one problem: each published figure, and our row of the same strategy and ranks."""
     if not figures:
         return None
@@ -131,7 +131,7 @@ def _once(lines: Sequence[tuple[Value, ...]], column: int) -> str:
 # ---- failed cells
 
 
-def failed_for(rows: Sequence[Row], failed: Sequence[Failed]) -> list[Failed]:
+def select_failed(rows: Sequence[Row], failed: Sequence[Failed]) -> list[Failed]:
     """Return the failed cells that belong to a problem: those with the settings of its runs, as far as given."""
     config = rows[0].members[0].config
     return [cell for cell in failed if _alike(cell.settings, config)]
@@ -187,10 +187,10 @@ def describe_cell(cell: Failed, names: Sequence[str] = ()) -> str:
     words = [f"{settings.get('strategy') or 'a cell'}"]
     words += [] if ranks is None else [count(ranks, "rank")]
     words += [in_words(name, settings[name]) for name in names if settings.get(name) is not None]
-    return ", ".join(words) + _simulated(settings)
+    return ", ".join(words) + _describe_simulation(settings)
 
 
-def _simulated(settings: Mapping[str, Any]) -> str:
+def _describe_simulation(settings: Mapping[str, Any]) -> str:
     simulated = settings.get("simulated")
     network = simulated.get("network") if isinstance(simulated, dict) else None
     return "" if not simulated else f" (simulated: {network})" if network else " (simulated)"

@@ -18,7 +18,7 @@ from urllib.parse import quote
 from paceline.errors import UsageError
 from paceline.figures import Figure, png, svg
 from paceline.figures.palette import names_in
-from paceline.files import cannot, check_folder, check_place, read_json, replacing
+from paceline.files import cannot, check_folder, check_place, read_json, replace_file
 from paceline.record import Run
 from paceline.report.contents import document_of
 from paceline.report.document import (
@@ -279,7 +279,7 @@ class Written:
 def put(path: Path, content: bytes) -> Path:
     """Write a file, whole or not at all."""
     try:
-        with replacing(path) as file:
+        with replace_file(path) as file:
             file.write(content)
     except OSError as error:
         raise cannot(path, error) from None
@@ -313,7 +313,7 @@ def markdown_page(document: Document, figures: str) -> str:
     <BLANKLINE>
     > sync is 2 \\* as fast
     """
-    parts = [f"# {escape(document.title)}"]
+    parts = [f"# {escape(document.title)}", *map(_text, document.questions)]
     problems = document.problems
     if len(problems) == 1 and problems[0].opening is not None:
         parts += [_block(block, figures) for block in problems[0].opening.blocks()]
@@ -324,7 +324,7 @@ def markdown_page(document: Document, figures: str) -> str:
             if section.opening is not None
         )
         parts.append("\n".join(f"- **{escape(title)}**: {escape(sentence)}" for title, sentence in answers))
-    parts += [_text(text) for text in document.summary]
+    parts += map(_text, document.findings)
     parts += _sections(document.sections, figures, 2, alone=len(problems) == 1)
     return "\n\n".join(filter(None, parts)) + "\n"
 
@@ -360,7 +360,7 @@ def _block(block: Block, figures: str) -> str:
 
 def _text(text: Text) -> str:
     if text.folded:
-        return _folded(text.title, _text(replace(text, folded=False, title="")))
+        return _fold(text.title, _text(replace(text, folded=False, title="")))
     if text.kind == "command":
         return "\n\n".join(f"```sh\n{line}\n```" for line in text.lines)
     lines = [f"**{escape(text.title)}**"] if text.title else []
@@ -378,7 +378,7 @@ def _figure(figure: Figure, figures: str) -> str:
 
 
 def _table(table: Table) -> str:
-    table = table.seen()
+    table = table.drop_unseen()
     heads = [escape(column.name) for column in table.columns]
     rules = ["---" if column.kind == "text" else "--:" for column in table.columns]
     lines = [heads, rules]
@@ -396,11 +396,11 @@ def _table(table: Table) -> str:
     marks = ", ".join(f"{SIGNS[mark]} {mark}" for mark in table.used_marks())
     below = [marks, escape(table.caption)]
     if table.folded:
-        return _folded(table.title or table.name, "\n\n".join(filter(None, (rows, *below))))
+        return _fold(table.title or table.name, "\n\n".join(filter(None, (rows, *below))))
     title = f"**{escape(table.title)}**" if table.title else ""
     return "\n\n".join(filter(None, (title, rows, *below)))
 
 
-def _folded(title: str, inside: str) -> str:
+def _fold(title: str, inside: str) -> str:
     words = escape(title).replace("\\", "").replace("<", "&lt;")
     return f"<details><summary>{words}</summary>\n\n{inside}\n\n</details>"

@@ -62,6 +62,18 @@ class ScalingPoint:
         shares = {name: max(0.0, 1 - t / self.step_seconds) for name, t in self.without.items()}
         return dict(sorted(shares.items(), key=lambda item: -item[1]))
 
+    def largest_cost(self) -> tuple[str, float] | None:
+        """Return the cost that most of the step is lost to, and its share; None if all costs together are small.
+
+        >>> point = ScalingPoint(ranks=4, step_seconds=1.0, samples_per_second=1.0, speedup=3.7, without={"latency": 0.97})
+        >>> name, share = point.largest_cost()
+        >>> name, round(share, 2)
+        ('latency', 0.03)
+        """
+        name, share = next(iter(self.lost().items()), ("", 0.0))
+        small = share < LITTLE and self.efficiency >= 1 - LITTLE
+        return None if small or not share else (name, share)
+
     def speedup_without(self, reason: str) -> float:
         """Return the speedup without this cost."""
         seconds = self.without[reason]
@@ -101,7 +113,7 @@ def find_limit(points: Sequence[ScalingPoint], accuracy: float | None = None) ->
     above = [place for place, point in enumerate(points) if point.efficiency >= HALF]
     low = points[above[-1] + 1 :] if above else points
     half = low[0].ranks if low else None
-    learned = _learned(points, peak, accuracy)
+    learned = _find_accuracy_limit(points, peak, accuracy)
     if learned is not None:
         reason = "staleness" if any(point.staleness for point in points) else "accuracy"
         following = points[min(learned + 1, len(points) - 1)]
@@ -120,7 +132,7 @@ def main_reason(point: ScalingPoint) -> str | None:
     return name if share >= LITTLE else None
 
 
-def _learned(points: Sequence[ScalingPoint], peak: int, accuracy: float | None) -> int | None:
+def _find_accuracy_limit(points: Sequence[ScalingPoint], peak: int, accuracy: float | None) -> int | None:
     """Return the last point before accuracy drops, if that comes before the peak of speed."""
     if accuracy is None:
         return None
@@ -199,12 +211,11 @@ def explain(point: ScalingPoint, around: Circumstances, then: Sequence[tuple[str
     `then`: the costs to remove next, each with the speedup when it is removed as well.
     """
     took = f"at {text.count(point.ranks, 'rank')} a step takes {text.duration(point.step_seconds)}"
-    lost = [(reason, share) for reason, share in point.lost().items() if share >= LITTLE]
     if not point.without:
         return f"{took}; finding out why would take too many messages"
-    if not lost:
+    if (lost := point.largest_cost()) is None:
         return f"{took}; almost none of it is lost: the rest is computing, evenly divided"
-    reason, share = lost[0]
+    reason, share = lost
     what = _PHRASES[reason](point, around)
     better = text.times(point.speedup_without(reason))
     without = f"without it the speedup would be {better} instead of {text.times(point.speedup)}"
@@ -235,7 +246,8 @@ def _latency(point: ScalingPoint, around: Circumstances) -> str:
 def _bandwidth(point: ScalingPoint, around: Circumstances) -> str:
     scenario = around.scenario
     if not around.several_nodes:
-        return "copying bytes through shared memory"
+        links = scenario.network.inside
+        return f"moving bytes over {links}" if links else "copying bytes through shared memory"
     on_node = scenario.network.ranks_per_node or 1
     rate = f"a card of {text.amount(scenario.network.bandwidth)}/s"
     if scenario.masters:

@@ -44,8 +44,12 @@ Load = Callable[[], tuple[Dataset, Model | None]]
 """Loads the data, and the model if there is one, in another process; must be picklable."""
 # Steps to simulate where all ranks take the same steps: without random variation, and with it.
 FEW, VARIED = 4, 32
-# Whole batches of each worker otherwise: enough for queues to settle.
-TURNS = 16
+# Whole batches of each worker otherwise: enough for queues to settle; with masters, where the last batches of the workers
+# end one after the other, enough for this not to count.
+TURNS, TURNS_WITH_MASTERS = 16, 32
+# Batches of all workers together if no rank waits for another within an epoch, when messages may pile up for long: the
+# most, and the fewest that are meaningful.
+LONG, SHORT = 16_384, 256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +60,13 @@ class RunLength:
     draws: int | None
     batches: int
     """The total number of batches."""
+    shorter: int | None = None
+    """The draws of a shorter run to simulate, too: the difference is what further batches take, up to those of an epoch."""
+
+    @property
+    def simulated(self) -> int:
+        """The number of batches to simulate."""
+        return self.batches + (self.shorter or 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,16 +204,23 @@ class Candidate:
         return bool(getattr(self.strategy, "equals_serial", False))
 
     @property
+    def drains(self) -> bool:
+        """True if messages may pile up until the end of an epoch: no rank waits for another, nor for a master's answer."""
+        return self.whole_batches and not self.masters and not getattr(self.strategy, "in_step", True)
+
+    @property
     def may_follow_values(self) -> bool:
         """True if what its ranks do depends on values, or may do so because nothing is known of the strategy."""
         strategy = self.strategy
         return not is_ours(strategy) or (isinstance(strategy, Strategy) and strategy.follows_values())
 
-    def used(self, length: RunLength) -> float:
+    def find_used_fraction(self, length: RunLength) -> float:
         """Return the fraction of the workers' turns that have a batch."""
         strategy = self.strategy
         if not self.whole_batches or not isinstance(strategy, Strategy) or strategy.own_data:
             return 1.0  # with its own data a rank's last batch is smaller, not missing
+        if length.shorter is not None:
+            length = self.whole_run
         each = length.batches // max(length.epochs, 1) if strategy.fixed_shares() else length.batches
         return each / (-(-each // self.workers) * self.workers) if each else 1.0
 
@@ -239,26 +257,51 @@ class Candidate:
         real = self.whole_run
         if every is None:  # the ranks exchange once, at the end
             return real
-        wanted = TURNS * self.workers if most is None else min(TURNS * self.workers, most)
+        if self.drains:
+            return self._epochs(every, most)
+        wanted = self.workers * (TURNS_WITH_MASTERS if self.masters else TURNS)
+        wanted = wanted if most is None else min(wanted, most)
         turns = every * max(1, wanted // (every * self.workers))
         if turns * self.workers >= real.batches:
             return real
         return RunLength(epochs=1, draws=turns * self.workers, batches=turns * self.workers)
 
+    def _epochs(self, every: int, most: int | None) -> RunLength:
+        """Return as many epochs of a strategy that drains at their ends as may be simulated.
+
+        Draining takes about as long after 16 batches as after 1,000, so a short epoch says little about a long one. If
+        a whole one is too long, two shorter ones are simulated: their difference is free of it.
+        """
+        enough = max(SHORT, min(max(LONG, TURNS * self.workers), LONG if most is None else most))
+        real, batches = self.whole_run, self.batches_per_epoch
+        # Lengths that differ from an epoch by whole rounds of exchanges end as the epoch does.
+        each = every * self.workers
+        rounds, rest = divmod(batches - 1, each)
+        longer = max(1, int((enough / 1.5 - rest - 1) // each))
+        if batches <= enough or longer >= rounds:
+            epochs = min(max(1, enough // batches), real.epochs)
+            return replace(real, epochs=epochs, batches=epochs * batches)
+        long, short = (rest + 1 + count * each for count in (longer, longer // 2))
+        return RunLength(epochs=1, draws=long, batches=long, shorter=short)
+
     def measure(self, scenario: Scenario, length: RunLength, before: Fitted | None = None) -> StepTiming:
         """Simulate a part of a run in a scenario; `before`: a run without steps there, if it is known."""
         workload = self.workload
         before = before or workload.run(self, scenario, self.no_steps())
-        whole = workload.run(self, scenario, length)
-        seconds = whole.train_seconds - before.train_seconds
-        if seconds <= 0:
+        start = _Spent.of(before)
+        spent = _Spent.of(workload.run(self, scenario, length)) - start
+        if spent.seconds <= 0:
             raise UsageError(
                 f"{self.name} on {self.ranks} ranks takes no time at all: none of its costs is known"
             )
-        samples = length.batches * self.batch
-        if length.draws is None:
-            samples = length.epochs * len(workload.data.train)
-        return _step_timing(whole, before, samples, length.batches / self.together)
+        batches, draws = length.batches, length.draws
+        if length.shorter is not None:
+            less = replace(length, draws=length.shorter, batches=length.shorter, shorter=None)
+            spent_less = _Spent.of(workload.run(self, scenario, less)) - start
+            batches, draws = self.batches_per_epoch, workload.config.draws
+            spent = spent.extrapolate(length.batches, spent_less, less.batches, batches)
+        samples = batches * self.batch if draws else length.epochs * len(workload.data.train)
+        return spent.timing(samples, batches / self.together, simulated=length.batches / self.together)
 
     def timing_of(self, whole: Fitted) -> StepTiming:
         """Return the time and traffic of a complete run that was computed."""
@@ -267,7 +310,8 @@ class Candidate:
         samples = (whole.samples_per_second or 0.0) * whole.train_seconds
         if seconds <= 0 or samples <= 0:
             raise UsageError(f"{self.name} on {self.ranks} ranks took no time or no samples")
-        return _step_timing(whole, before, samples, samples / (self.batch * self.together))
+        steps = samples / (self.batch * self.together)
+        return (_Spent.of(whole) - _Spent.of(before)).timing(samples, steps, simulated=steps)
 
     def no_steps(self) -> RunLength:
         """Return the length of a run without steps."""
@@ -309,16 +353,42 @@ def _staleness(fitted: Fitted) -> float | None:
     return float(found["mean"]) if isinstance(found, dict) and "mean" in found else None
 
 
-def _step_timing(whole: Fitted, before: Fitted, samples: float, steps: float) -> StepTiming:
-    """Return the time and traffic of a step: those of a run, less those of one without steps."""
-    seconds = whole.train_seconds - before.train_seconds
-    return StepTiming(
-        seconds=seconds / steps,
-        samples_per_second=samples / seconds,
-        messages=(whole.messages_sent - before.messages_sent) / steps,
-        bytes=(whole.bytes_sent - before.bytes_sent) / steps,
-        steps=max(1, round(steps)),
-    )
+@dataclass(frozen=True)
+class _Spent:
+    """The time and traffic of a run, or of a part of one."""
+
+    seconds: float
+    messages: float
+    bytes: float
+
+    @classmethod
+    def of(cls, run: Fitted) -> _Spent:
+        return cls(run.train_seconds, run.messages_sent, run.bytes_sent)
+
+    def __sub__(self, other: _Spent) -> _Spent:
+        return _Spent(self.seconds - other.seconds, self.messages - other.messages, self.bytes - other.bytes)
+
+    def extrapolate(self, at: int, less: _Spent, at_less: int, to: int) -> _Spent:
+        """Return what `to` batches take if `at` take this, and the fewer `at_less` take `less`."""
+
+        def line(here: float, there: float) -> float:
+            # Messages that are still to arrive at the end are random: perhaps more of them in the shorter run.
+            further = (here - there) / (at - at_less) if here > there else here / at
+            return here + further * (to - at)
+
+        return _Spent(
+            line(self.seconds, less.seconds), line(self.messages, less.messages), line(self.bytes, less.bytes)
+        )
+
+    def timing(self, samples: float, steps: float, *, simulated: float) -> StepTiming:
+        """Return the time and traffic of one of the steps; `simulated`: how many of them were simulated."""
+        return StepTiming(
+            seconds=self.seconds / steps,
+            samples_per_second=samples / self.seconds,
+            messages=self.messages / steps,
+            bytes=self.bytes / steps,
+            steps=max(1, round(simulated)),
+        )
 
 
 def check_job(job: Job, ranks: Sequence[int], *, accuracy: bool = False) -> None:

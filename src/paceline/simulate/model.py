@@ -27,7 +27,7 @@ FORWARD = 1 / 3
 
 
 def kind_of(model: Model, *, time_only: bool = False) -> type[Costed]:
-    """Return the class of the object that `costed` returns for a model: a FactoredModel if the model is one.
+    """Return the class of the object that `add_costs` returns for a model: a FactoredModel if the model is one.
 
     `time_only`: nothing is computed; x and g only have the right size, and ranks may share the model.
     """
@@ -35,7 +35,7 @@ def kind_of(model: Model, *, time_only: bool = False) -> type[Costed]:
     return kinds[not isinstance(model, FactoredModel)]
 
 
-def costed(
+def add_costs(
     model: Model,
     comm: Any,
     kind: type[Costed] | None = None,
@@ -52,7 +52,7 @@ def costed(
     return cast(Model, made)  # whose x and g are moved only with `place`
 
 
-def copied(model: Model) -> Model:
+def copy_model(model: Model) -> Model:
     """Copy a model, with its own buffers; x and g may be the same arrays, so use `place` on the copy."""
     known = {id(model.x): model.x, id(model.g): model.g}
     try:
@@ -170,9 +170,9 @@ class Costed:
         result = self._begin(
             self._kind, in_order, batch.inputs, batch.labels, batch, portable=portable, order=order
         )
-        compute = self._comm.kernel.compute
-        seconds = 0.0 if compute is None else compute.seconds(self._kind, batch.count, self._comm.me.number)
-        forward = getattr(self.plain, "forward_share", FORWARD)
+        seconds = self._comm.WorkSeconds(self._kind, batch.count)
+        share: Callable[[int], float] | None = getattr(self.plain, "forward_share", None)
+        forward = FORWARD if share is None else share(batch.count)
         self._comm.Compute(forward * seconds)
         loss = float(result())
         measured = getattr(self.plain, "charge_layer", None)
@@ -370,7 +370,7 @@ class TimeOnlyFactored(TimeOnly, CostedFactored):
     def share_factors(self, memory: Array, batch: int, rank: int, ranks: int) -> PartGradient:
         """Share factors from now on, without writing anything to `memory`."""
         self._kind = "factors"
-        model = copied(self.plain)  # sharing would change the model of all ranks
+        model = copy_model(self.plain)  # sharing would change the model of all ranks
         assert isinstance(model, FactoredModel)
         return _Part(_Nothing(model.share_factors(memory, batch, rank, ranks).part, self._memory[1]), self)
 
@@ -498,7 +498,7 @@ class Room:
         return False
 
 
-def moved(model: Model, pool: Pool) -> Room | None:
+def move_into_room(model: Model, pool: Pool) -> Room | None:
     """Move the model's parameters, equal to the pool's latest, into a new room; return None if no mapping is left."""
     try:
         room = pool.room()

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.errors import UsageError, unknown
+from paceline.errors import UsageError, split_list, unknown
 
 PLACES = ("mpi", "sim")
 
@@ -84,7 +84,7 @@ class Options:
     def slowness(self) -> dict[int, float]:
         """The slowdown factor of each slow rank."""
         found: dict[int, float] = {}
-        for word in filter(None, str(self.slow).split(",")):
+        for word in split_list(str(self.slow), f"slow: {self.slow}"):
             rank, _, factor = word.partition(":")
             try:
                 number, times = int(rank), float(factor.removesuffix("x"))

@@ -62,9 +62,9 @@ class Growth:
     """Messages of a step by number of ranks: known for some, extrapolated for others before they are simulated.
 
     >>> growth = Growth()
-    >>> growth.known.update({4: 24.0, 8: 112.0})               # a ring's: 2 (p - 1) p
+    >>> growth.known.update({4: 24.0, 8: 112.0})               # a ring's: 2 p (p - 1)
     >>> round(growth.at(16))
-    523
+    480
     """
 
     def __init__(self) -> None:
@@ -80,26 +80,28 @@ class Growth:
         power = 2.0
         if len(some) > 1:
             (p, before), (q, after) = some[-2:]
-            power = min(max(math.log(after / before) / math.log(q / p), 1.0), 2.5)
+            power = max(math.log(after / before) / math.log(q / p), 1.0)
         last, count = some[-1]
+        if power > 2:  # as p (p - 1) grows, where every rank sends to all others
+            return float(count * ranks * (ranks - 1) / (last * (last - 1)))
         return float(count * (ranks / last) ** power)
 
     def of(self, candidate: Candidate, length: RunLength) -> float:
         """Return the expected messages of a run of this length."""
-        return self.at(candidate.ranks) * length.batches / candidate.together
+        return self.at(candidate.ranks) * length.simulated / candidate.together
 
     def affordable(self, candidate: Candidate, most: int) -> RunLength:
         """Return the part of a run that may be simulated; raise UsageError if even the shortest is too much."""
-        length = self.shortened(candidate, candidate.length(), min(ENOUGH, most))
+        length = self.shorten(candidate, candidate.length(), min(ENOUGH, most))
         if (expected := self.of(candidate, length)) > most:
             raise UsageError(f"would take about {expected:,.0f} messages; the limit is {most:,} (--messages)")
         return length
 
-    def shortened(self, candidate: Candidate, length: RunLength, most: float) -> RunLength:
-        """Return a run that takes at most `most` messages, or the shortest that is meaningful."""
+    def shorten(self, candidate: Candidate, length: RunLength, most: float) -> RunLength:
+        """Shorten a run to one that takes at most `most` messages, or to the shortest that is meaningful."""
         if (expected := self.of(candidate, length)) <= most:
             return length
-        return candidate.length(max(1, int(length.batches * most / expected)))
+        return candidate.length(max(1, int(length.simulated * most / expected)))
 
 
 # Messages for simulating all scenarios of one number of ranks, unless it is the one where scaling stops; and, where a
@@ -124,23 +126,25 @@ class Explanation:
         length = self._few_steps(candidate, length, SOME_MESSAGES / len(REASONS))
         if self._growth.of(candidate, length) * len(REASONS) > MOST_MESSAGES:
             return lambda: point
-        return self._explained(candidate, point, length)
+        return self._begin_explanation(candidate, point, length)
 
     def _few_steps(self, candidate: Candidate, length: RunLength, messages: float) -> RunLength:
         """Return a run with few steps and messages: scenarios are compared over the same steps."""
         most = SOME_STEPS if candidate.whole_batches else max(1, SOME_STEPS // candidate.ranks)
-        if length.batches > most:
+        if candidate.drains:
+            most *= 2
+        if length.simulated > most:
             length = candidate.length(most)
-        return self._growth.shortened(candidate, length, messages)
+        return self._growth.shorten(candidate, length, messages)
 
     def certain(self, candidate: Candidate, point: ScalingPoint) -> ScalingPoint:
         """Return the point with its reasons, from the shortest run, unless even that takes too many messages."""
         length = candidate.length(1)
         if self._growth.of(candidate, length) > self._most:
             return point
-        return self._explained(candidate, point, length)()
+        return self._begin_explanation(candidate, point, length)()
 
-    def _explained(
+    def _begin_explanation(
         self, candidate: Candidate, point: ScalingPoint, length: RunLength
     ) -> Callable[[], ScalingPoint]:
         step = point.step_seconds
@@ -152,16 +156,16 @@ class Explanation:
             reason: self._begin(candidate, (reason,), length) for reason in able if scenario.has(reason)
         }
 
-        def explained() -> ScalingPoint:
+        def add_reasons() -> ScalingPoint:
             base = begun().seconds
             found = {reason: timing().seconds * step / base for reason, timing in others.items()}
             if candidate.masters:
                 found["idle"] = step * candidate.workers / candidate.ranks
-            if (used := candidate.used(length)) < 1:
+            if (used := candidate.find_used_fraction(length)) < 1:
                 found["batches"] = step * used
             return replace(point, without=found)
 
-        return explained
+        return add_reasons
 
     def then(self, candidate: Candidate, point: ScalingPoint, reason: str | None) -> list[tuple[str, float]]:
         """Return the next reasons once the first one is removed, each with the speedup when it is removed as well."""

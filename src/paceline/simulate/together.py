@@ -67,7 +67,7 @@ LEAST = 2e-3
 # Seconds of every piece of work in which other threads wait for Python's lock, about: a pass that takes n times as long
 # keeps n threads busy.
 LOCKED = 0.1e-3
-# Seconds of computing after which processes are started: a simulation that is shorter does without.
+# Seconds of computing for which processes are started: a simulation that is shorter does without.
 WORTH_FORKING = 0.25
 # Seconds of a pass below which messages to another process take longer than they save.
 WORTH_SENDING = 0.15e-3
@@ -385,7 +385,7 @@ class Threads:
         """Compute this; nothing else is begun."""
         work.compute()
 
-    def known(self, work: Work) -> float:
+    def recall_seconds(self, work: Work) -> float:
         """Return how long such work takes at least; inf if that is not known yet."""
         return self._seconds.get(work.kind, inf)
 
@@ -510,7 +510,8 @@ class Forked:
     """Compute passes in `count` forked processes, and what they cannot compute on threads.
 
     `models`: those of the ranks. Of the `vectors`, the first `homes` are where parameters and gradients of ranks are, from
-    rank 1 on, and two for each of the `scratch_pairs` are for those that are somewhere else.
+    rank 1 on, and two for each of the `scratch_pairs` are for those that are somewhere else. `passes`: how many gradients
+    the ranks are going to compute, about.
     """
 
     def __init__(
@@ -522,8 +523,9 @@ class Forked:
         vectors: SharedVectors,
         homes: int,
         update: Update | None = None,
+        passes: int = 0,
     ) -> None:
-        self._threads, self._count = threads, count
+        self._threads, self._count, self._passes = threads, count, passes
         self._models, self._data, self._vectors, self._update = models, data, vectors, update
         # For each rank that is at home: 1 as soon as its new parameters are where its gradient was, and its loss.
         self._marks = SharedVectors(np.zeros(homes + 2), 1)[0].reshape(-1, 2)
@@ -555,14 +557,17 @@ class Forked:
             and not self._refused
             and self._spent < self._worth < inf
         ):
-            seconds = self._threads.known(works[0])
+            seconds = self._threads.recall_seconds(works[0])
             if seconds == inf:  # find out with one of them
                 self._compute(works[:1])
                 seconds, works = works[0].seconds, works[1:]
-            expected = 0.0 if seconds == inf else seconds * len(works)
+            count = len(works) if works[0].batch is None else max(len(works), self._passes)
+            expected = 0.0 if seconds == inf else seconds * count
             if self._spent + expected >= self._worth:
-                self._spent += expected
-                works = [work for work in works if not self.begin(work)]
+                self._spent = max(self._spent, self._worth)
+                if able := [work for work in works if self._can_send(work)]:
+                    self.start(able)
+                works = [work for work in works if not work.begun]
         if works:
             self._compute(works)
 
@@ -576,18 +581,28 @@ class Forked:
         if self._at_once and not self._refused:  # before the first gradient is computed here
             self._at_once = False
             self.start()
-        if self._refused or work.read is None or self._threads.known(work) < WORTH_SENDING:
+        if not self._can_send(work):
             return False
-        if work.step is not None and work.step.update is not self._update:
+        if not self.processes:
+            if self._spent >= self._worth:
+                self.start([work])
+            return work.begun
+        self._queue(work)
+        self._send()
+        return True
+
+    def _can_send(self, work: Work) -> bool:
+        """Return True if another process can compute a pass, and it takes long enough."""
+        if self._refused or work.read is None or self._threads.recall_seconds(work) < WORTH_SENDING:
             return False
-        if not self.processes and (self._spent < self._worth or not self.start()):
-            return False
+        return work.step is None or work.step.update is self._update
+
+    def _queue(self, work: Work) -> None:
+        assert work.read is not None
         work.begun = True
         if work.reads is not None:
             work.reads.read_elsewhere(work.read)
         self._backlog.append(work)
-        self._send()
-        return True
 
     def wait(self, work: Work) -> None:
         """Wait until a pass that was begun is computed."""
@@ -680,7 +695,7 @@ class Forked:
         if self._poll.poll(1000):
             return
         self._silent += 1
-        known = [self._threads.known(work) for work, _ in self._begun.values()]
+        known = [self._threads.recall_seconds(work) for work, _ in self._begun.values()]
         longest = max((seconds for seconds in known if seconds < inf), default=0.0)
         if self._reap(os.WNOHANG):
             self._give_up(ENDED)
@@ -710,8 +725,8 @@ class Forked:
 
     # ---- processes
 
-    def start(self) -> bool:
-        """Start the processes; False if that cannot be done, or not yet."""
+    def start(self, first: Sequence[Work] = ()) -> bool:
+        """Start the processes, which begin with the `first` passes; False if that cannot be done, or not yet."""
         values = [leave_trace(model)[0] for model in self._models]
         if any(value != values[0] for value in values):
             self._worth = 2 * self._spent  # perhaps only at the start
@@ -731,8 +746,11 @@ class Forked:
                 stream.flush()
         self._poll = select.poll()
         self._poll.register(self._results, select.POLLIN)
+        for work in first:  # so that a process has something to do while the next one is started
+            self._queue(work)
+        self._send()
         try:
-            for _ in range(self._count):
+            for _ in range(0 if self._refused else self._count):
                 with warnings.catch_warnings():
                     # Python warns if there are other threads. They hold no lock that a pass needs.
                     warnings.simplefilter("ignore", DeprecationWarning)

@@ -23,11 +23,11 @@ from paceline.launch import limit_threads, usable_cores
 from paceline.machine import Costs, Machine, costs_of, load_network, make_compute
 from paceline.models import Model
 from paceline.record import STEP_COLUMNS, Run, Table, release
-from paceline.record.checkpoint import latest
+from paceline.record.checkpoint import find_latest
 from paceline.record.environment import environment
 from paceline.record.rows import WholeTable
 from paceline.record.writing import STEP_TYPES
-from paceline.simulate.model import PAYS, Costed, Pool, Room, copied, costed, kind_of, moved
+from paceline.simulate.model import PAYS, Costed, Pool, Room, add_costs, copy_model, kind_of, move_into_room
 from paceline.simulate.options import Options
 from paceline.simulate.together import (
     Engine,
@@ -113,7 +113,7 @@ def check(job: Job, ranks: int, options: Options) -> Any:
 
 def check_course(job: Job, remedy: str) -> None:
     """Raise a UsageError if what the ranks of a job do depends on values that are not computed."""
-    strategy = job.chosen()
+    strategy = job.build_strategy()
     if isinstance(strategy, Strategy) and strategy.follows_values():
         raise UsageError(f"what {job.name()} does depends on values that time alone does not give: {remedy}")
 
@@ -172,8 +172,8 @@ class Simulation:
         if processes > 1:
             vectors = SharedVectors(model.x, homes + 2 * scratch_pairs(processes, model.x.nbytes))
         for rank in range(1, self.ranks):
-            another = copied(model)
-            room = None if self._pool is None else moved(another, self._pool)
+            another = copy_model(model)
+            room = None if self._pool is None else move_into_room(another, self._pool)
             if room is None and vectors is not None and self._pool is None:
                 another.place(vectors[2 * rank - 2], vectors[2 * rank - 1])
             elif room is None:
@@ -184,9 +184,16 @@ class Simulation:
         engine: Engine = threads
         if vectors is not None:
             engine = Forked(
-                threads, processes, self.models, self.parts.data, vectors, homes, self.parts.update
-            )
+                threads, processes, self.models, self.parts.data, vectors, homes, self.parts.update,
+                self._count_passes(),
+            )  # fmt: skip
         self._outstanding = Outstanding(engine, self._seconds, ours=is_ours(self.parts.strategy))
+
+    def _count_passes(self) -> int:
+        """Return the number of gradients that all ranks compute, about."""
+        config, strategy = self.job.config, self.parts.strategy
+        steps = config.draws or -(-len(self.parts.data.train) // batch_of(config, strategy, self.ranks))
+        return config.epochs * steps * (1 if getattr(strategy, "whole_batches", False) else self.ranks)
 
     def __exit__(self, *_: object) -> None:
         if self._outstanding is not None:
@@ -289,7 +296,7 @@ class Simulation:
     def checkpoint(self, run: Path) -> list[int] | None:
         """Return the latest checkpoint, looked for and checked once for all ranks."""
         if self._checkpoint is None:
-            self._checkpoint = latest(run)
+            self._checkpoint = find_latest(run)
         return self._checkpoint
 
     def components(self, comm: Any) -> Components:
@@ -320,7 +327,7 @@ class Simulation:
         if self._kind is None:
             self._kind = kind_of(model, time_only=self.time_only)
         before = None if room is None else settle
-        return costed(model, comm, self._kind, before=before, outstanding=self._outstanding, reads=reads)
+        return add_costs(model, comm, self._kind, before=before, outstanding=self._outstanding, reads=reads)
 
     def _seconds(self, kind: str, amount: int) -> float:
         """Return what a pass costs on a rank that has a node for itself."""
@@ -334,7 +341,7 @@ class Simulation:
             cores=self.network.node_cores(self.costs.cores),
         )  # fmt: skip
 
-    def described(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         """Return everything that the times depend on, so that the run can be repeated on another machine."""
         options = self.options
         return {
@@ -386,7 +393,7 @@ class Simulated:
     def folder(self, job: Job) -> Path | None:
         return self._simulation.folder()
 
-    def agreed(self, work: Callable[[], Made]) -> Made:
+    def agree(self, work: Callable[[], Made]) -> Made:
         return work()
 
     def checkpoint(self, run: Path, *, whole: bool) -> list[int] | None:
@@ -395,11 +402,11 @@ class Simulated:
     def follow(self, me: Worker, strategy: object, folder: Path | None) -> None:
         self.worker = me
 
-    def asked(self) -> dict[str, Any]:
+    def describe_request(self) -> dict[str, Any]:
         return {"on": "sim", **asdict(self._simulation.options)}
 
-    def described(self) -> dict[str, Any]:
-        return {"simulated": self._simulation.described()}
+    def describe(self) -> dict[str, Any]:
+        return {"simulated": self._simulation.describe()}
 
     def without(self, comm: Any, dead: Collection[int]) -> Simulated:
         return Simulated(comm, self._simulation)
@@ -407,7 +414,7 @@ class Simulated:
     def environment(self) -> dict[str, Any]:
         return self._simulation.environment()
 
-    def stoppable(self, me: Worker) -> AbstractContextManager[None]:
+    def accept_signals(self, me: Worker) -> AbstractContextManager[None]:
         return nullcontext()
 
     def collect(
@@ -591,7 +598,7 @@ class SimulatedProgram(Simulated):
 
     def prepare(self, job: Job) -> Components:
         made = job.prepare(self.comm.Get_size())
-        return made._replace(model=costed(made.model, self.comm))
+        return made._replace(model=add_costs(made.model, self.comm))
 
     def folder(self, job: Job) -> Path | None:
         return self._common.open_folder(job)

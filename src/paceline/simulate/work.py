@@ -41,6 +41,7 @@ JITTER = 0.02
 SAMPLES = 1 << 20
 DTYPES = {2: np.float16, 4: np.float32, 8: np.float64}
 MOST_PARAMETERS = 10**12
+MOST_LAYERS = 10_000
 LARGEST = 1e300
 KEYS = (
     "name", "source", "batch", "samples_per_second", "seconds", "forward_seconds", "backward_seconds", "parameters",
@@ -49,7 +50,7 @@ KEYS = (
 MOST_BATCH = 10**9
 # Seconds of a step, at least and at most.
 SHORTEST, LONGEST = 1e-9, 1e9
-LAYER_KEYS = ("name", "parameters", "share")
+LAYER_KEYS = ("name", "parameters", "share", "times")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +81,9 @@ class Work:
     other_batches: Mapping[int, float] = field(default_factory=dict)
     """Seconds of a step with other batches than `batch`, if they are known; else they take time in proportion."""
     forward: float = FORWARD
-    """The part of the seconds before the first gradient is ready."""
+    """The forward pass's part of a pass."""
+    accumulation: int = 1
+    """Passes over parts of `batch` before gradients are sent."""
     element_bytes: int = 4
     overlap: bool = False
     """True if gradients are sent while the backward pass goes on."""
@@ -112,6 +115,18 @@ class Work:
         if not self.overlap:
             return "sync:allreduce=native"
         return f"sync:allreduce=native,overlap=true{f',bucket={self.bucket:g}' if self.bucket else ''}"
+
+    def unsent(self, samples: int) -> float:
+        """Return the part of a step of so many samples that has gone before the first gradient can be sent.
+
+        A step with fewer samples than `batch` has fewer passes, each over as many samples.
+
+        >>> work = Work(name="net", batch=64, seconds=1.0, layers=[Layer(parameters=10)], accumulation=4)
+        >>> [round(work.unsent(samples), 3) for samples in (64, 32, 16)]       # 3/4 + 1/12, 1/2 + 1/6, 1/3
+        [0.833, 0.667, 0.333]
+        """
+        passes = max(1, -(-samples * self.accumulation // self.batch))
+        return self.forward + (1 - self.forward) * (passes - 1) / passes
 
     def config(self, **changes: Any) -> Config:
         """Return the settings of a run of this work: every rank computes its own batch, however many there are."""
@@ -203,7 +218,7 @@ class SizeOnly:
         stops = np.cumsum([layer.parameters for layer in work.layers]).tolist()
         self.layers: Sequence[slice] = [slice(a, b) for a, b in zip([0, *stops], stops, strict=False)]
         self.buffers: dict[str, Array] = {}
-        self.forward_share = work.forward
+        self.forward_share = work.unsent
         whole = sum(layer.share for layer in work.layers)
         self.backward_shares = [layer.share / whole for layer in work.layers]
 
@@ -324,9 +339,8 @@ def _read(where: str, values: dict[str, Any], stem: str) -> Work:
         raise UsageError(f"{where}: jitter must be at most 1; got {jitter:g}")
     return Work(
         name=told.word("name", stem), source=told.word("source", ""), batch=batch, seconds=seconds, other_batches=others,
-        forward=forward + (1 - forward) * (passes - 1) / passes,  # gradients are sent during the last backward pass
-        layers=layers, element_bytes=element_bytes, overlap=overlap, bucket=bucket, jitter=jitter, samples=samples,
-        update_seconds=update,
+        forward=forward, accumulation=passes, layers=layers, element_bytes=element_bytes, overlap=overlap, bucket=bucket,
+        jitter=jitter, samples=samples, update_seconds=update,
     )  # fmt: skip
 
 
@@ -394,10 +408,12 @@ def _layers(told: _Reader) -> list[Layer]:
     for number, values in enumerate(listed, 1):
         one = _Reader(f"{told.where}: layer {number}", values, LAYER_KEYS)
         own, share = one.whole("parameters"), one.number("share", 1.0)
+        times = one.whole("times", 1, most=MOST_LAYERS)
         if own is None:
             raise UsageError(f"{one.where}: parameters is missing")
         assert share is not None
-        found.append(Layer(parameters=own, share=share, name=one.word("name", "")))
+        assert times is not None
+        found += times * [Layer(parameters=own, share=share, name=one.word("name", ""))]
     if total is not None and total != (together := sum(layer.parameters for layer in found)):
         raise UsageError(f"{told.where}: the layers have {together} parameters; got parameters = {total}")
     return found

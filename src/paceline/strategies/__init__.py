@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeGuard, get_args
 from paceline import names as registry
 from paceline.collectives import Case, Cost, Nodes, cost, cut, has_cost, length, one_node
 from paceline.collectives.auto import choose, name_of
-from paceline.collectives.hierarchical import between_nodes
+from paceline.collectives.hierarchical import choose_between_nodes
 from paceline.comm.shared import CACHE_LINE
 from paceline.data import check_own
 from paceline.errors import UsageError, unknown
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from paceline.worker import Saves, Worker
 
 __all__ = [
-    "Change", "Facts", "Load", "OnOwnData", "Strategy", "Traffic", "Trouble", "allreduce_traffic", "at_least",
-    "averages_traffic", "check_collective", "epoch_samples", "exchange_traffic", "passes_of",
+    "Change", "Facts", "Load", "OnOwnData", "Strategy", "Traffic", "Trouble", "allreduce_traffic", "averages_traffic",
+    "check_collective", "check_minimum", "epoch_samples", "exchange_traffic", "passes_of",
 ]  # fmt: skip
 
 
@@ -229,10 +229,10 @@ def check_collective(name: str) -> None:
         raise unknown("collective", name, registry.names("collectives"))
 
 
-def at_least(least: int, what: str, value: int) -> None:
+def check_minimum(least: int, what: str, value: int) -> None:
     """Raise a UsageError for a value below the minimum.
 
-    >>> at_least(1, "every of elastic", 0)
+    >>> check_minimum(1, "every of elastic", 0)
     Traceback (most recent call last):
     paceline.errors.UsageError: every of elastic must be at least 1; got 0
     """
@@ -511,7 +511,7 @@ def allreduce_traffic(load: Load, collective: str, *, calls: int, when: str) -> 
     Traffic(bytes=240, messages=12, words='3 x 2 (p - 1) (n + 1): ring, every turn')
     """
     n = load.parameters + 1
-    each = _of_allreduce(collective, n, load.ranks, load.itemsize, load.nodes)
+    each = _count_in_allreduce(collective, n, load.ranks, load.itemsize, load.nodes)
     name = _choose(collective, n * load.itemsize, load)
     return _traffic_of_calls(load, each, calls, _words(load, calls, "(n + 1)", name, when))
 
@@ -529,7 +529,7 @@ def exchange_traffic(load: Load, collective: str, *, calls: int, when: str, plan
     elif collective == "hierarchical" and load.nodes.count == 1:
         collective = "shared-memory"
     n = load.parameters
-    each = _of_exchange(collective, n, load.ranks, load.itemsize, load.nodes)
+    each = _count_in_exchange(collective, n, load.ranks, load.itemsize, load.nodes)
     name = _choose(collective, n * load.itemsize, load)
     return _traffic_of_calls(load, each, calls, _words(load, calls, "n", name, when))
 
@@ -570,11 +570,11 @@ def _planned_traffic(load: Load, collective: str, *, calls: int, when: str) -> T
             elif n == 0:
                 each = 0, 0
             elif between:
-                made = between_nodes(n * item, size)
+                made = choose_between_nodes(n * item, size)
                 each = _total([made.cost(Case(n=n, p=size, r=r, itemsize=item)) for r in range(size)])
             else:
                 name = _choose(collective, n * item, load)
-                if (found := _of_allreduce(name, n, p, item, layout)) is None:
+                if (found := _count_in_allreduce(name, n, p, item, layout)) is None:
                     return Traffic.unknown("the collective has no formula")
                 each = found
             messages, sent = messages + each[0], sent + each[1] * item
@@ -610,7 +610,7 @@ def _choose(collective: str, nbytes: int, load: Load) -> str:
 
 
 @lru_cache(maxsize=256)
-def _of_allreduce(name: str, n: int, p: int, item: int, nodes: Nodes) -> tuple[int, int] | None:
+def _count_in_allreduce(name: str, n: int, p: int, item: int, nodes: Nodes) -> tuple[int, int] | None:
     """Count the messages and numbers that all ranks send in one allreduce of n numbers; None: no formula."""
     if not has_cost(name):
         return None
@@ -618,10 +618,10 @@ def _of_allreduce(name: str, n: int, p: int, item: int, nodes: Nodes) -> tuple[i
 
 
 @lru_cache(maxsize=256)
-def _of_exchange(name: str, n: int, p: int, item: int, nodes: Nodes) -> tuple[int, int] | None:
+def _count_in_exchange(name: str, n: int, p: int, item: int, nodes: Nodes) -> tuple[int, int] | None:
     """Count the same for one gradient exchange, which sends nothing inside a node."""
     if name not in ("shared-memory", "hierarchical"):
-        return _of_allreduce(name, n, p, item, nodes)
+        return _count_in_allreduce(name, n, p, item, nodes)
     if nodes.count == 1:
         return 0, 0
     parts = [length(part) for part in cut(n, nodes.smallest, align=CACHE_LINE // item)]
@@ -630,7 +630,7 @@ def _of_exchange(name: str, n: int, p: int, item: int, nodes: Nodes) -> tuple[in
         place, among = nodes.place(rank), nodes.peers(rank)
         if place < len(parts) and parts[place]:
             case = Case(n=parts[place], p=len(among), r=among.index(rank), itemsize=item)
-            found.append(between_nodes(case.n * item, case.p).cost(case))
+            found.append(choose_between_nodes(case.n * item, case.p).cost(case))
     return _total(found)
 
 

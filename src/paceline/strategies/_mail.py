@@ -62,7 +62,7 @@ class Mail:
         """Messages sent, by rank."""
         self.received = 0
 
-    def free(self) -> Envelope | None:
+    def find_free(self) -> Envelope | None:
         """Return an envelope whose last message has been sent, or None."""
         for envelope in self._out:
             if envelope.request is None or envelope.request.Test():
@@ -71,7 +71,7 @@ class Mail:
         return None
 
     def send(self, envelope: Envelope, dest: int) -> None:
-        """Send a message; its memory is MPI's until `free` returns it again."""
+        """Send a message; its memory is MPI's until `find_free` returns it again."""
         envelope.request = self._comm.Isend(envelope.message, dest=dest)
         self.sent[dest] += 1
 
@@ -98,12 +98,12 @@ class Mail:
         self.received += 1
         return arriving
 
-    def rest(self, control: Control) -> Iterator[Envelope]:
+    def receive_rest(self, control: Control) -> Iterator[Envelope]:
         """Iterate over the messages still in flight to this rank, after all ranks have stopped sending. Collective."""
         size = self._comm.Get_size()
         if size > FEW:
             control.wait()
-            yield from self._until_all_have_come(control)
+            yield from self._receive_until_all_have_come(control)
             return
         sent = np.zeros(size, np.int64)
         sent[list(self.sent)] = list(self.sent.values())
@@ -111,7 +111,7 @@ class Mail:
         for _ in range(under_way):
             yield self.wait()
 
-    def _until_all_have_come(self, control: Control) -> Iterator[Envelope]:
+    def _receive_until_all_have_come(self, control: Control) -> Iterator[Envelope]:
         sent, received = 1, 0
         while received < sent:
             while (message := self.next()) is not None:

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from paceline.errors import UsageError
-from paceline.strategies import OnOwnData, at_least, check_collective
-from paceline.updates import positive
+from paceline.strategies import OnOwnData, check_collective, check_minimum
+from paceline.updates import check_positive
 
 if TYPE_CHECKING:
     from paceline.worker import Saves, Worker
@@ -45,9 +45,9 @@ class Elastic(OnOwnData):
     marker: ClassVar[str] = ">"
 
     def __post_init__(self) -> None:
-        at_least(1, "every of elastic", self.every)
+        check_minimum(1, "every of elastic", self.every)
         if self.moving_rate is not None:
-            positive("moving-rate of elastic", self.moving_rate)
+            check_positive("moving-rate of elastic", self.moving_rate)
         check_collective(self.allreduce)
 
     def interval(self) -> int:

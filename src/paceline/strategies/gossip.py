@@ -71,7 +71,7 @@ class Gossip(Strategy):
         return self.every
 
     def traffic(self, load: Load) -> Traffic:
-        return Traffic.unknown("which messages are put off depends on the times")
+        return Traffic.unknown("which messages are skipped depends on timing")
 
     def train(self, me: Worker) -> None:
         if me.size == 1:
@@ -97,7 +97,7 @@ class Gossip(Strategy):
             now.w = now.w / total if me.resumed_from == me.size else 1 / me.size
 
         def collect() -> None:
-            for message in mail.rest(me.control):
+            for message in mail.receive_rest(me.control):
                 now.w = merge(x, now.w, message)
             mail.flush()
 
@@ -119,7 +119,7 @@ class Gossip(Strategy):
                     continue
                 if now.w < LEAST / me.size:
                     now.not_sent[LIGHT] += 1
-                elif (envelope := mail.free()) is None:
+                elif (envelope := mail.find_free()) is None:
                     now.not_sent[BUSY] += 1
                 else:
                     now.w /= 2  # w_i <- w_i / 2

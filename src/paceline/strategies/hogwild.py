@@ -92,7 +92,7 @@ class Hogwild(Strategy):
                     shared.read(me.model.x)  # y <- x
                     me.gradient(batch)  # g <- sum over B of grad f(y)
                     if batch.count:
-                        with shared.writing() as x:
+                        with shared.write() as x:
                             me.step(me.model.g, batch.count, x=x)  # x <- x - eta g / |B|
                     if turn % self.every == 0:
                         shared.average()  # x_k <- x_k + (m - s)

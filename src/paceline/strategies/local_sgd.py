@@ -28,11 +28,11 @@ from paceline.strategies import (
     OnOwnData,
     Traffic,
     Trouble,
-    at_least,
     averages_traffic,
     check_collective,
+    check_minimum,
 )
-from paceline.updates import below_one, positive
+from paceline.updates import check_below_one, check_positive
 from paceline.updates.nesterov import Nesterov
 from paceline.worker import apply_update, start_update
 
@@ -63,10 +63,10 @@ class LocalSgd(OnOwnData):
 
     def __post_init__(self) -> None:
         if self.every is not None:
-            at_least(1, "every of local-sgd (or none: at the end only)", self.every)
-        at_least(0, "warmup of local-sgd", self.warmup)
-        below_one("outer-momentum of local-sgd", self.outer_momentum)
-        positive("outer-lr of local-sgd", self.outer_lr)
+            check_minimum(1, "every of local-sgd (or none: at the end only)", self.every)
+        check_minimum(0, "warmup of local-sgd", self.warmup)
+        check_below_one("outer-momentum of local-sgd", self.outer_momentum)
+        check_positive("outer-lr of local-sgd", self.outer_lr)
         check_collective(self.allreduce)
 
     def interval(self) -> int | None:

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.strategies import OnOwnData, check_collective
-from paceline.updates import not_negative
+from paceline.updates import check_not_negative
 from paceline.worker.evaluation import score
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Psgd(OnOwnData):
 
     def __post_init__(self) -> None:
         if self.tolerance is not None:
-            not_negative("tolerance of psgd", self.tolerance)
+            check_not_negative("tolerance of psgd", self.tolerance)
         check_collective(self.allreduce)
 
     def interval(self) -> None:

@@ -85,7 +85,7 @@ class Sync(Strategy):
         return size
 
     def sends_messages(self) -> bool:
-        return self.overlap or self.compress != "none"
+        return self.compress != "none" or (self.overlap and self.allreduce != "native")
 
     def even_pieces(self) -> bool:
         return not self.balance

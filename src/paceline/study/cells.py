@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import shlex
@@ -14,13 +15,17 @@ from typing import Any
 
 from paceline.compare.rows import is_serial
 from paceline.config import Config, Program
+from paceline.models import find_default_rate
+from paceline.names import parse
 from paceline.record import script_digest
 from paceline.simulate.options import Options
-from paceline.training.job import Job, built_in
+from paceline.training.job import Job, find_built_in
 
 # Settings that do not make a different run.
 FREE = ("recalibrate", "compute_threads")
 SERIAL = "serial"
+# Models whose default learning rate is known before they are built.
+RATE_KNOWN = ("mlp", "cnn")
 # The settings of a run that a program with its own loop takes; all others are its own.
 PROGRAM_SETTINGS = ("strategy", "seed", "threads")
 # The settings in a study's file that runs must share to be compared. (The learning rate may be the model's.)
@@ -51,13 +56,13 @@ class Cell:
     @cached_property
     def key(self) -> str:
         """The settings and the code as one text: equal for a cell and a record of the same run."""
-        asked = asked_in(self.settings)
+        asked = read_request(self.settings)
         assert asked is not None
         return asked
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings as requested, in the form of config.json."""
+        """The settings in the form of config.json, with the learning rate that the run will use, if it is known."""
         place: dict[str, Any] = (
             {"on": "mpi"} if self.options is None else {"on": "sim", **asdict(self.options)}
         )
@@ -65,7 +70,8 @@ class Cell:
         code = _code(self.config)
         if self.program is None:
             asked = {"lr": self.config.lr, **place}
-            return {**asdict(self.config), "ranks": self.ranks, "asked": asked, "code": code, **simulated}
+            values = {**asdict(self.config), "lr": _find_rate(self.config)}
+            return {**values, "ranks": self.ranks, "asked": asked, "code": code, **simulated}
         until = {"until": self.program.until} if self.program.until else {}
         return {
             **{name: getattr(self.config, name) for name in PROGRAM_SETTINGS},
@@ -103,13 +109,15 @@ class Cell:
         return f"{self.config.strategy}{ranks}{simulated}, seed {self.config.seed}"
 
 
-def asked_in(config: Mapping[str, Any]) -> str | None:
+def read_request(config: Mapping[str, Any]) -> str | None:
     """Return the request of a config.json in the form of `Cell.key`; None if no study could request it.
 
-    Old records without `asked` have only the learning rate that was used: it counts as requested.
+    A setting that was left out counts as its default, so that both are one cell. The default learning rate of a model of
+    the user's own is known only to its runs: there, the request counts. Old records without `asked` have only the
+    learning rate that was used.
 
     >>> old = {"data": "iris", "ranks": 1, "lr": 0.5}
-    >>> asked_in(old) == Cell(config=Config(data="iris", lr=0.5), ranks=1).key
+    >>> read_request(old) == Cell(config=Config(data="iris", lr=0.5), ranks=1).key
     True
     """
     asked, program = config.get("asked"), config.get("program")
@@ -129,9 +137,34 @@ def asked_in(config: Mapping[str, Any]) -> str | None:
     values = {
         s.name: config.get(s.name, s.default if s.default is not MISSING else None) for s in fields(Config)
     }
+    if _knows_rate(str(values["model"])) and values["lr"] is not None:
+        rate = values["lr"]
+    if values["batch_per_rank"] is None:
+        values["batch"] = values["batch"] or 64
+    if place.get("on") == "sim":
+        values["threads"] = values["threads"] or 1
     return json.dumps(
         {**values, "lr": rate, "ranks": config["ranks"], "place": place, **code}, sort_keys=True
     )
+
+
+def _knows_rate(model: str) -> bool:
+    """Return True for a model whose default learning rate is known before it is built."""
+    return model.partition(":")[0] in RATE_KNOWN
+
+
+def _find_rate(config: Config) -> float | None:
+    """Return the learning rate that a run will use; None if it is unknown. Mistakes are reported by `mistakes`."""
+    if config.lr is None and _knows_rate(config.model):
+        with suppress(Exception):
+            return _load_rate(config.data, config.labels, config.model)
+    return config.lr
+
+
+@functools.cache
+def _load_rate(data: str, labels: Any, model: str) -> float:
+    job = Job(config=Config(data=data, labels=labels, model=model), runs=None)
+    return find_default_rate(parse("models", model), job.load())
 
 
 def _code(config: Config) -> dict[str, str]:
@@ -192,7 +225,7 @@ def _serial_with_rule(cell: Cell) -> str:
     """Return the serial strategy with the optimizer of a cell; a program always has its own."""
     if cell.program is not None:
         return SERIAL
-    strategy = built_in(cell.config.strategy)
+    strategy = find_built_in(cell.config.strategy)
     rule = "" if strategy is None else strategy.for_update(cell.config.update).optimizer()
     return f"{SERIAL}:rule={rule}" if rule else SERIAL
 
@@ -258,7 +291,11 @@ def _by(name: str, cells: Sequence[Cell]) -> list[list[Cell]]:
 
 
 def _value(cell: Cell, name: str) -> Any:
-    """Return the value of a setting of a cell, or of its program."""
+    """Return the value of a setting of a cell, or of its program; for the learning rate and the batch, also a default."""
+    if name == "lr" and cell.program is None:
+        return _find_rate(cell.config)
+    if name == "batch" and cell.program is None:
+        return cell.config.batch or (64 if cell.config.batch_per_rank is None else None)
     return getattr(cell.config, name) if hasattr(cell.config, name) else getattr(cell.program, name, None)
 
 

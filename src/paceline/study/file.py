@@ -7,7 +7,7 @@ import itertools
 import math
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,12 @@ from typing import Any
 from paceline.compare.metric import ACCURACY, LOSS, Goal
 from paceline.compare.rows import is_serial
 from paceline.config import Config, Program
+from paceline.data import names_code
 from paceline.errors import UsageError
 from paceline.files import read_toml
 from paceline.launch import allocated_cores
 from paceline.machine import load_network
+from paceline.names import has, parse
 from paceline.simulate.options import NAMES as SIMULATION
 from paceline.simulate.options import PLACES, Options, options_of
 from paceline.study.cells import (
@@ -57,7 +59,7 @@ def ranks_of(given: Any) -> int:
         return max(2, min(allocated_cores(), int(found[1] or allocated_cores())))
     if isinstance(given, bool) or not isinstance(given, int) or given < 1:
         raise UsageError(
-            f"ranks must be a whole number of at least 1, or cores, or cores, at most 4; got {given!r}"
+            f'ranks must be a whole number of at least 1, "cores", or "cores, at most 4"; got {given!r}'
         )
     return given
 
@@ -93,7 +95,7 @@ def mistake(name: str, value: Any) -> str | None:
             if value != DIVIDED:
                 raise UsageError(f"threads must be a whole number of at least 1, or {DIVIDED}; got {value!r}")
         elif name in SIMULATION:
-            _simulated(name, value)
+            _check_simulation(name, value)
         else:
             Config(**{**WITH.get(name, {}), name: value})
     except UsageError as error:
@@ -101,7 +103,7 @@ def mistake(name: str, value: Any) -> str | None:
     return None
 
 
-def _simulated(name: str, value: Any) -> None:
+def _check_simulation(name: str, value: Any) -> None:
     options = Options(**{name: value})
     if name == "network":
         load_network(options.network)
@@ -212,7 +214,7 @@ class Study:
             raise BadStudyError(wrong)
         return in_order(unique(with_baselines(cells, allocated_cores() if self.all_threads else 1)))
 
-    def named(self) -> list[Cell]:
+    def list_all_cells(self) -> list[Cell]:
         """Return every requested run, real or simulated."""
         return unique(cell for on in PLACES for cell in self.cells(on))
 
@@ -259,15 +261,49 @@ def read(path: Path) -> Study:
         all_threads=told.get("all_threads", True) is not False,
         parts=tuple(parts),
         simulation=simulation,
-        published=tuple(published_of(told.get("published", []), parts, wrong)),
+        published=tuple(read_published(told.get("published", []), parts, wrong)),
     )
     for part in parts:
         for options in (None, simulation):
             list(part.cells(options, wrong))
     if wrong:
+        unknown = _find_unknown_names("[settings]", everywhere)
+        wrong += unknown
         right = [part for part in parts if not any(line.startswith(f"{part.label}: ") for line in wrong)]
-        raise BadStudyError(wrong, replace(study, parts=tuple(right)) if shared else None)
+        right = right if shared and not unknown else []
+        # The cells of other parts are not checked: they would have defaults where the mistakes are.
+        for part in (part for part in parts if part not in right):
+            own = {name: values for name, values in part.axes.items() if values is not everywhere.get(name)}
+            wrong += _find_unknown_names(part.label, own)
+        raise BadStudyError(wrong, replace(study, parts=tuple(right)) if right else None)
     return study
+
+
+def _find_unknown_names(where: str, axes: Mapping[str, list[Any]]) -> list[str]:
+    """Return the mistakes in the names of data, models, strategies, updates and schedules.
+
+    The user's own code (`module:attribute`) is not imported here, but when cells are checked.
+    """
+    from paceline.training.job import KINDS, Job, build_component, strategy_of
+
+    checks: dict[str, Callable[[str], object]] = {
+        "data": lambda text: Job(config=Config(data=text), runs=None).load(),
+        "model": lambda text: parse("models", text),
+        "strategy": strategy_of,
+        "update": lambda text: build_component("updates", text),
+        "schedule": lambda text: build_component("schedules", text),
+    }
+    found = []
+    for name, text in ((each, text) for each in checks for text in axes.get(each, ())):
+        first, _, rest = text.partition(":")
+        code = names_code(text) if name == "data" else not has(KINDS[name], first)
+        if code and rest.partition(":")[0].replace(".", "").isidentifier():
+            continue
+        try:
+            checks[name](text)
+        except UsageError as error:
+            found.append(f"{where}: {error}")
+    return found
 
 
 def _target(told: Mapping[str, Any], wrong: list[str]) -> Goal | None:
@@ -298,8 +334,15 @@ def _parts(matrix: Any, everywhere: dict[str, list[Any]], home: Path, wrong: lis
         label = f"part {number}" + (f" ({name})" if isinstance(name, str) else "")
         if name is not None and not isinstance(name, str):
             wrong.append(f"{label}: name must be a text; got {name!r}")
-        settings = {key: value for key, value in given.items() if key != "name"}
-        axes = {**everywhere, **_axes(label, settings, (*SETTINGS, *SIMULATION), wrong)}
+        settings = {key: value for key, value in given.items() if key not in ("name", "simulation")}
+        simulation = _table(given, "simulation", SIMULATION, wrong, within=f"{label}: ")
+        own = _axes(label, settings, (*SETTINGS, *SIMULATION), wrong)
+        wrong += [
+            f"{label}: {name} is given twice, in simulation and beside it"
+            for name in own
+            if name in simulation
+        ]
+        axes = {**everywhere, **own, **simulation}
         if "strategy" not in axes:
             wrong.append(f"{label}: strategy is missing")
         if axes.get("strategy") and all(is_serial(str(one)) for one in axes["strategy"]):
@@ -307,8 +350,10 @@ def _parts(matrix: Any, everywhere: dict[str, list[Any]], home: Path, wrong: lis
         if "ranks" not in axes:
             wrong.append(f"{label}: ranks is missing")
         if "program" in axes:
-            own = [name for name in axes if name not in OF_PROGRAM]
-            wrong += [f"{label}: a program has its own {one.replace('_', '-')}: leave it out" for one in own]
+            extra = [name for name in axes if name not in OF_PROGRAM]
+            wrong += [
+                f"{label}: a program has its own {one.replace('_', '-')}: leave it out" for one in extra
+            ]
         elif "arguments" in axes:
             wrong.append(f"{label}: arguments are for a program: give program = …")
         parts.append(
@@ -320,13 +365,15 @@ def _parts(matrix: Any, everywhere: dict[str, list[Any]], home: Path, wrong: lis
 
 
 def _table(
-    told: Mapping[str, Any], name: str, known: tuple[str, ...], wrong: list[str]
+    told: Mapping[str, Any], name: str, known: tuple[str, ...], wrong: list[str], within: str = ""
 ) -> dict[str, list[Any]]:
+    """Return the settings in a table of the file or, if `within` names one, of a part."""
     table = told.get(name, {})
     if not isinstance(table, dict):
-        wrong.append(f"{name} must be a table, [{name}]; got {table!r}")
+        example = f"{{ {known[0]} = … }}" if within else f"[{name}]"
+        wrong.append(f"{within}{name} must be a table, {example}; got {table!r}")
         return {}
-    return _axes(f"[{name}]", table, known, wrong)
+    return _axes(f"{within}{name}" if within else f"[{name}]", table, known, wrong)
 
 
 def _axes(
@@ -403,8 +450,8 @@ TEXTS = ("strategy", "of", "what", "source", "setting", "part")
 NUMBERS = ("ranks", "seconds", "accuracy")
 
 
-def published_of(given: Any, parts: Sequence[StudyPart], wrong: list[str]) -> Iterator[dict[str, Any]]:
-    """Return the figures in the form of study.json, with the settings that all runs of their part share as `problem`.
+def read_published(given: Any, parts: Sequence[StudyPart], wrong: list[str]) -> Iterator[dict[str, Any]]:
+    """Iterate over the figures in the form of study.json, with the settings that all runs of their part share as `problem`.
 
     A table may contain several figures: a list in it has a value for each of them.
     """
@@ -504,7 +551,7 @@ def mistakes(cells: Sequence[Cell]) -> list[str]:
     from paceline.training.job import Job
 
     found: dict[tuple[str, str], list[Cell]] = {}
-    for cell in unique(map(_unseeded, cells)):  # seeds do not matter here
+    for cell in unique(map(_reset_seed, cells)):  # seeds do not matter here
         job = Job(config=cell.config, runs=None)
         try:
             if cell.program is not None:
@@ -537,7 +584,7 @@ def check_session(file: Path) -> None:
         text = here.read_text(encoding="utf-8", errors="replace")
         if "paceline" in text:
             return
-        for name in _imported(text):
+        for name in _find_imports(text):
             words = name.split(".")
             places = ["/".join(words[:length]) for length in range(1, len(words) + 1)]
             beside = [
@@ -550,7 +597,7 @@ def check_session(file: Path) -> None:
     )
 
 
-def _imported(text: str) -> Iterator[str]:
+def _find_imports(text: str) -> Iterator[str]:
     """Yield the names of the modules that a program imports, and of what it imports from them."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
@@ -566,5 +613,5 @@ def _line(part: str, error: str, cells: Sequence[Cell]) -> str:
     return f"{part}, {str(cells[0]).rpartition(', seed ')[0]}{also}: {error}"
 
 
-def _unseeded(cell: Cell) -> Cell:
+def _reset_seed(cell: Cell) -> Cell:
     return replace(cell, config=replace(cell.config, seed=0))

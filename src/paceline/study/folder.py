@@ -33,19 +33,19 @@ from paceline.compare.metric import ACCURACY, Goal
 from paceline.errors import UsageError
 from paceline.files import exists, read_json, write_json
 from paceline.record import Run, find_runs
-from paceline.record.checkpoint import latest, read
+from paceline.record.checkpoint import find_latest, read
 from paceline.record.schema import (
-    first_wrong,
+    find_wrong,
+    format_value,
     is_amount,
     is_object,
     is_share,
     is_some,
     is_text,
     is_whole,
-    shown,
 )
 from paceline.record.writing import folder_name
-from paceline.study.cells import Cell, asked_in
+from paceline.study.cells import Cell, read_request
 
 Value = TypeVar("Value")
 STUDY = "study.json"
@@ -81,7 +81,10 @@ class Folder:
             self._lock(handle)
             os.ftruncate(handle, 0)
             os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
-            yield handle
+            try:
+                yield handle
+            finally:
+                os.ftruncate(handle, 0)  # the number of this process may become that of another
         finally:
             os.close(handle)
 
@@ -104,10 +107,21 @@ class Folder:
     @property
     def busy(self) -> bool:
         """True if a study seems to be running here; the lock itself is not touched."""
+        return self._holder != ""
+
+    @property
+    def busy_elsewhere(self) -> bool:
+        """True if another process seems to be running a study here."""
+        return self._holder not in ("", str(os.getpid()))
+
+    @property
+    def _holder(self) -> str:
+        """The number of the process that holds the lock; empty if there is none."""
         try:
-            return _lives((self.path / LOCK).read_text(errors="replace").strip())
+            holder = (self.path / LOCK).read_text(errors="replace").strip()
         except OSError:
-            return False
+            return ""
+        return holder if _lives(holder) else ""
 
     def check(self) -> None:
         """Raise a UsageError if the study cannot write to the folder; create nothing."""
@@ -140,22 +154,22 @@ class Folder:
                 if re.fullmatch(ours, file.name):
                     file.unlink(missing_ok=True)
 
-    def done(self) -> dict[str, list[Run]]:
+    def find_complete(self) -> dict[str, list[Run]]:
         """Return the complete records that can be read, by the key of their cell; warn about damaged ones."""
         found: dict[str, list[Run]] = {}
         for run in find_runs([self.path]) if self.path.is_dir() else ():
-            if (asked := asked_in(run.config)) is not None:
+            if (asked := read_request(run.config)) is not None:
                 found.setdefault(asked, []).append(run)
         return found
 
-    def failed(self) -> dict[str, Path]:
+    def find_failures(self) -> dict[str, Path]:
         """Return the notes of failed cells, by the key of the cell."""
         notes = context_of([self.path]).failed
-        return {asked: note.file for note in notes if (asked := asked_in(note.settings)) is not None}
+        return {asked: note.file for note in notes if (asked := read_request(note.settings)) is not None}
 
     def forget_failures(self, unless: Callable[[str], bool]) -> None:
         """Remove the notes of cells for which `unless` does not hold."""
-        for asked, note in self.failed().items():
+        for asked, note in self.find_failures().items():
             if not unless(asked):
                 note.unlink(missing_ok=True)
 
@@ -166,7 +180,7 @@ class Folder:
         done and will do, for those who watch.
         """
         # The mark distinguishes the name from those of runs started by hand.
-        name = self._interrupted(cell)
+        name = self._find_interrupted(cell)
         if name is not None:
             write_json(self.path / RUNNING, {"run": name, **plan})
             return name
@@ -190,19 +204,19 @@ class Folder:
             name += "-again"
         copy.rename(self.path / name)
 
-    def ended(self, cell: Cell, name: str) -> Run | None:
+    def find_run(self, cell: Cell, name: str) -> Run | None:
         """Return the run that was started for the cell, if it is complete and matches the request."""
         runs = find_runs([self.path / name]) if (self.path / name / "config.json").is_file() else []
         code = cell.settings["code"]  # if code was edited during the run, the next study handles it
-        return next((run for run in runs if asked_in({**run.config, "code": code}) == cell.key), None)
+        return next((run for run in runs if read_request({**run.config, "code": code}) == cell.key), None)
 
-    def _interrupted(self, cell: Cell) -> str | None:
+    def _find_interrupted(self, cell: Cell) -> str | None:
         """Return the name of a run of the cell that was interrupted and has a checkpoint, if there is one."""
         for folder in sorted(self.path.glob(f"*-{cell.mark}*"), reverse=True):
             with suppress(OSError, UsageError, KeyError, TypeError):
-                if (folder / "summary.json").exists() or asked_in(Run(folder).config) != cell.key:
+                if (folder / "summary.json").exists() or read_request(Run(folder).config) != cell.key:
                     continue
-                if latest(folder) is not None:
+                if find_latest(folder) is not None:
                     return folder.name
         return None
 
@@ -211,7 +225,7 @@ class Folder:
         with suppress(OSError, ValueError, KeyError, TypeError):
             name = read_json(self.path / RUNNING)["run"]
             started = self.path / name
-            complete = (started / "summary.json").exists() or (keep and latest(started) is not None)
+            complete = (started / "summary.json").exists() or (keep and find_latest(started) is not None)
             if Path(name).name == name and started.is_dir() and not complete:
                 shutil.rmtree(started)
         (self.path / RUNNING).unlink(missing_ok=True)
@@ -228,7 +242,7 @@ class Folder:
 def ends_with_checkpoint(run: Run) -> bool:
     """Return True if a complete run has saved its state at its end, so that it can be trained further."""
     try:
-        numbers = latest(run.folder)
+        numbers = find_latest(run.folder)
         if numbers is None or len(numbers) != run.config["ranks"]:
             return False
         last = read(run.folder, 0, numbers[0], arrays=False)
@@ -327,6 +341,8 @@ class StudyInfo:
     target: Goal | None
     search: Search | None = None
     """Set if its runs are those of a search."""
+    going_on: bool = False
+    """True if another process is running it, so that more runs are to come."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -380,7 +396,7 @@ def context_of(places: Iterable[str | Path]) -> Context:
             published += _figures(place / STUDY, told.get("published"), wrong)
         if (place / FAILED).is_dir():
             files = sorted((place / FAILED).glob("*.json"))
-            failed += [cell for file in files if (cell := _failed(file, wrong)) is not None]
+            failed += [cell for file in files if (cell := _read_failed(file, wrong)) is not None]
     for line in wrong:
         logging.getLogger(__name__).warning("left out: %s", line)
     return Context(
@@ -409,7 +425,7 @@ def _read_values(folder: Path, told: Mapping[str, Any], wrong: list[str]) -> Stu
     for name, rule in (("title", TEXT), ("question", TEXT), ("target_accuracy", SHARE)):
         known[name] = told.get(name)
         if known[name] is not None and not rule.holds(known[name]):
-            wrong.append(f"{folder / STUDY}: {name} must be {rule.words}; got {shown(known[name])}")
+            wrong.append(f"{folder / STUDY}: {name} must be {rule.words}; got {format_value(known[name])}")
             known[name] = None
     fraction, goal = known.pop("target_accuracy"), None
     if (text := told.get("target")) is not None:
@@ -423,14 +439,20 @@ def _read_values(folder: Path, told: Mapping[str, Any], wrong: list[str]) -> Stu
     draws = search.get("draws") if isinstance(search, dict) else None
     valid = isinstance(search, dict) and (draws is None or is_whole(draws))
     if search is not None and not valid:
-        wrong.append(f"{folder / STUDY}: search must be an object with draws; got {shown(search)}")
-    return StudyInfo(folder=folder, target=goal, search=Search(draws=draws) if valid else None, **known)
+        wrong.append(f"{folder / STUDY}: search must be an object with draws; got {format_value(search)}")
+    return StudyInfo(
+        folder=folder,
+        target=goal,
+        search=Search(draws=draws) if valid else None,
+        going_on=Folder(folder).busy_elsewhere,
+        **known,
+    )
 
 
 def _figures(file: Path, told: Any, wrong: list[str]) -> Iterator[Published]:
     """Yield the valid published figures."""
     if told is not None and not isinstance(told, list):
-        wrong.append(f"{file}: published must be a list of objects; got {shown(told)}")
+        wrong.append(f"{file}: published must be a list of objects; got {format_value(told)}")
         return
     names = {setting.name for setting in fields(Published)}
     for number, figure in enumerate(told or (), 1):
@@ -440,7 +462,7 @@ def _figures(file: Path, told: Any, wrong: list[str]) -> Iterator[Published]:
             yield Published(**{name: v for name, v in figure.items() if name in names and v is not None})
 
 
-def _failed(file: Path, wrong: list[str]) -> Failed | None:
+def _read_failed(file: Path, wrong: list[str]) -> Failed | None:
     told = _read(file, wrong)
     if told is None:
         return None
@@ -454,14 +476,14 @@ def _failed(file: Path, wrong: list[str]) -> Failed | None:
 def _mistake(values: Any, rules: Mapping[str, Rule]) -> str | None:
     """Return a description of the mistake in an object; None if there is none."""
     if not isinstance(values, dict):
-        return f"it must be an object; got {shown(values)}"
-    name = first_wrong(values, {key: rule.holds for key, rule in rules.items()})
+        return f"it must be an object; got {format_value(values)}"
+    name = find_wrong(values, {key: rule.holds for key, rule in rules.items()})
     if name is None:
         return None
     if name not in values:
         return f"{name} is missing"
     rule = rules[name if name in rules else f"({name})"]
-    return f"{name} must be {rule.words}; got {shown(values[name])}"
+    return f"{name} must be {rule.words}; got {format_value(values[name])}"
 
 
 def _read(path: Path, wrong: list[str]) -> dict[str, Any] | None:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -21,12 +21,12 @@ from typing import IO, Any, Protocol, TextIO
 from paceline import text
 from paceline.files import write_json
 from paceline.names import as_arguments
-from paceline.record import Run
+from paceline.record import Run, withdraw
 from paceline.study.cells import PROGRAM_SETTINGS, Cell
 from paceline.study.file import Study
 from paceline.study.folder import STUDY, Folder
 from paceline.text import clock_time
-from paceline.training.job import built_in
+from paceline.training.job import find_built_in
 
 # ---- a cell's run, as a user would start it
 
@@ -50,8 +50,12 @@ class Ended:
     """The seconds that it was allowed to run; None: no limit."""
 
 
-def command(cell: Cell, runs: Path, name: str, hosts: str | None = None) -> list[str]:
-    """Return the command that a user would type for the cell; `hosts`: those of its ranks, if they are real.
+def command(
+    cell: Cell, runs: Path, name: str, hosts: str | None = None, *, always: Collection[str] = ()
+) -> list[str]:
+    """Return the command that a user would type for the cell.
+
+    `hosts`: those of its ranks, if they are real; `always`: settings that it names even if they have their defaults.
 
     >>> from paceline.config import Config, Program
     >>> from paceline.simulate.options import Options
@@ -64,7 +68,7 @@ def command(cell: Cell, runs: Path, name: str, hosts: str | None = None) -> list
     """
     program, config = cell.program, cell.config
     if program is None:
-        words = ["train", *as_arguments(config)]
+        words = ["train", *as_arguments(config, always=always)]
     else:
         given = {name: getattr(config, name) for name in PROGRAM_SETTINGS}
         words = ["run", *(f"--{name}={value}" for name, value in given.items() if value is not None)]
@@ -89,6 +93,8 @@ class Trains:
     hosts: str | None = None
     extendable: bool = False
     """True: runs save their state at their end, so that they can be trained further."""
+    stuck: Callable[[], bool] = lambda: False
+    """Asked again and again: True ends the run, as if it had run out of time."""
 
     def __call__(self, cell: Cell, name: str, tick: Callable[[], None]) -> Ended:
         """Run the cell until it ends in any way; if interrupted, let the run save a checkpoint, and raise."""
@@ -101,7 +107,7 @@ class Trains:
         if (
             self.extendable
             and cell.program is None
-            and getattr(built_in(cell.config.strategy), "saves", None)
+            and getattr(find_built_in(cell.config.strategy), "saves", None)
         ):
             words.append(f"--checkpoint-every={CHECKPOINT_EVERY}")
         words = [sys.executable, "-m", "paceline", *words]
@@ -124,7 +130,7 @@ class Trains:
             if (status := _wait_for(run, LOOK)) is not None:
                 return status
             tick()
-            if late is not None and time.monotonic() > late:
+            if (late is not None and time.monotonic() > late) or self.stuck():
                 _end(run)
                 return None
 
@@ -243,7 +249,7 @@ class Bar(Lines):
         self._bar.write(line)
 
 
-def on(stream: TextIO, *, total: int, done: int) -> Lines:
+def make_display(stream: TextIO, *, total: int, done: int) -> Lines:
     """Return the progress display of a study on a stream: a bar if it is a terminal."""
     return (Bar if stream.isatty() else Lines)(stream, total=total, done=done)
 
@@ -258,30 +264,30 @@ class Pace:
 
     >>> from paceline.config import Config
     >>> pace, cell = Pace(), Cell(config=Config(seed=0), ranks=2)
-    >>> pace.left([cell]) is None
+    >>> pace.estimate([cell]) is None
     True
-    >>> pace.took(cell, 3.0)
-    >>> pace.left([Cell(config=Config(seed=1), ranks=2), Cell(config=Config(model="cnn"), ranks=2)])
+    >>> pace.note_seconds(cell, 3.0)
+    >>> pace.estimate([Cell(config=Config(seed=1), ranks=2), Cell(config=Config(model="cnn"), ranks=2)])
     6.0
     """
 
     def __init__(self) -> None:
         self._seconds: dict[tuple[object, ...], list[float]] = {}
 
-    def took(self, cell: Cell, seconds: float) -> None:
+    def note_seconds(self, cell: Cell, seconds: float) -> None:
         """Note how long the cell's run took."""
         for like in _likes(cell):
             self._seconds.setdefault(like, []).append(seconds)
 
-    def known(self, cell: Cell, run: Run) -> None:
+    def note_run(self, cell: Cell, run: Run) -> None:
         """Note an earlier run, from its record."""
         seconds = sum(run.summary["seconds"].values())
         if cell.options is not None:  # virtual ones
             written = [(run.folder / name).stat().st_mtime for name in ("config.json", "summary.json")]
             seconds = max(0.0, written[1] - written[0])
-        self.took(cell, START + seconds)
+        self.note_seconds(cell, START + seconds)
 
-    def left(self, cells: Iterable[Cell]) -> float | None:
+    def estimate(self, cells: Iterable[Cell]) -> float | None:
         """Estimate the seconds for these cells; None if nothing is known yet."""
         guesses = [self._guess(cell) for cell in cells]
         return None if None in guesses else sum(guess for guess in guesses if guess is not None)
@@ -335,7 +341,7 @@ class State:
 
 def state_of(folder: Folder, cells: Sequence[Cell], *, retry: bool = False) -> State:
     """Read the state from the folder's records; with `retry`, failed cells count as missing."""
-    done, failed = folder.done(), set() if retry else set(folder.failed())
+    done, failed = folder.find_complete(), set() if retry else set(folder.find_failures())
     state = State(
         found=done,
         done={cell.key: done[cell.key] for cell in cells if cell.key in done},
@@ -344,7 +350,7 @@ def state_of(folder: Folder, cells: Sequence[Cell], *, retry: bool = False) -> S
     state.missing = [cell for cell in cells if cell.key not in {*state.done, *state.failed}]
     for cell in cells:
         for run in state.done.get(cell.key, ()):
-            state.pace.known(cell, run)
+            state.pace.note_run(cell, run)
     return state
 
 
@@ -355,7 +361,7 @@ def open_folder(folder: Folder, study: Study, cells: Sequence[Cell], *, retry: b
     """
     folder.tidy()
     write_json(folder.path / STUDY, study.as_json())
-    named = {cell.key for cell in study.named()}
+    named = {cell.key for cell in study.list_all_cells()}
     folder.forget_failures(lambda asked: asked in named)
     return state_of(folder, cells, retry=retry)
 
@@ -367,12 +373,15 @@ def run_missing(
     waiting = list(state.missing)
     while waiting:
         cell = waiting[0]
-        show.begin(spell(cell), state.pace.left(waiting))
+        show.begin(spell(cell), state.pace.estimate(waiting))
         done = len(state.done) + len(state.failed)
         plan = {"done": done, "total": done + len(waiting), "then": [spell(then) for then in waiting[1:]]}
         name, began = folder.begin(cell, plan), time.monotonic()
         ended = start(cell, name, show.tick)
-        run = folder.ended(cell, name)
+        run = folder.find_run(cell, name)
+        if run is not None and cell.program is not None and ended.status:  # it has failed after training
+            withdraw(run.folder)
+            run = None
         if run is None:
             why = explain(ended, program=cell.program is not None)
             outcome = f"failed: {why}"
@@ -381,11 +390,11 @@ def run_missing(
         else:
             outcome = outcome_of(run.summary)
             state.done[cell.key] = state.found[cell.key] = [run]
-            state.pace.took(cell, time.monotonic() - began)
+            state.pace.note_seconds(cell, time.monotonic() - began)
         folder.settle()
         waiting.pop(0)
         state.missing.remove(cell)
-        show.end(spell(cell), outcome, state.pace.left(waiting))
+        show.end(spell(cell), outcome, state.pace.estimate(waiting))
     folder.forget_failures(lambda asked: asked not in state.done)
 
 

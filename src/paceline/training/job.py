@@ -19,7 +19,7 @@ from paceline.config import Config, Safety
 from paceline.data import Dataset, load_labels, names_code
 from paceline.errors import UsageError
 from paceline.launch import check_memory, check_ranks
-from paceline.models import Model, as_model, count_parameters, make, sample_weights
+from paceline.models import Model, as_model, check_data, count_parameters, make, sample_weights
 from paceline.record import Run, code_digest, new_folder, text_digest
 from paceline.schedules import Schedule
 from paceline.strategies import Strategy
@@ -84,7 +84,7 @@ class Job:
             return None
         return new_folder(self.runs, self.name(), ranks, self.config.seed, name=self.run_name)
 
-    def chosen(self) -> Strategy | Train:
+    def build_strategy(self) -> Strategy | Train:
         """Return the given strategy, or build it from the configuration."""
         return strategy_of(self.config.strategy if self.strategy is None else self.strategy)
 
@@ -101,8 +101,8 @@ class Job:
         found = {"program": str(self.program["code"])} if self.program and self.program["code"] else {}
         for setting, kind in kinds.items():
             own = given.get(setting)
-            things = [registry.users_own(kind, getattr(self.config, setting)) if own is None else own]
-            if setting == "strategy" and isinstance(strategy := self.chosen(), Strategy):
+            things = [registry.find_users_own(kind, getattr(self.config, setting)) if own is None else own]
+            if setting == "strategy" and isinstance(strategy := self.build_strategy(), Strategy):
                 things += strategy.uses()
             digests = [digest for thing in things if thing is not None and (digest := code_digest(thing))]
             if digests:
@@ -111,14 +111,14 @@ class Job:
 
     def launcher(self) -> Literal["mpi", "torch"]:
         """Return what starts and connects the ranks of this run."""
-        strategy = self.chosen()
+        strategy = self.build_strategy()
         return strategy.launcher() if isinstance(strategy, Strategy) else "mpi"
 
     def check(self, ranks: int) -> tuple[Dataset, Strategy | Train]:
         """Check the settings before anything is started; return the objects built for that."""
         if self.trace and self.runs is None:
             raise UsageError("a trace is stored in the run's folder: give runs, or leave out trace")
-        strategy = self.chosen()
+        strategy = self.build_strategy()
         if isinstance(strategy, Strategy):
             (strategy.check_survivors if self.survivors else strategy.check)(ranks)
         if self.config.reproducible is not None:
@@ -127,9 +127,10 @@ class Job:
         build_component("schedules", self.config.schedule)
         if self.metrics is not None:
             check_metrics(self.metrics)
-        if self.model is None:
-            spec.parse("models", self.config.model)
+        model = None if self.model is not None else spec.parse("models", self.config.model)
         data = self.load()
+        if model is not None:
+            check_data(model, data)
         batch = batch_of(self.config, strategy, ranks)
         if batch > len(data.train):
             raise UsageError(
@@ -322,10 +323,10 @@ def strategy_of(given: str | Strategy | Train) -> Strategy | Train:
 
 
 @functools.cache
-def built_in(text: str) -> Strategy | None:
+def find_built_in(text: str) -> Strategy | None:
     """Return the strategy that a record names; None for user code, which is never imported to read a record.
 
-    >>> built_in("sync:allreduce=ring").allreduce, built_in("my_module:Mine")
+    >>> find_built_in("sync:allreduce=ring").allreduce, find_built_in("my_module:Mine")
     ('ring', None)
     """
     if not registry.has("strategies", text.partition(":")[0]):
@@ -389,7 +390,7 @@ def adopt_replayed_settings(
         mine, theirs = getattr(config, name), run.config[name]
         if mine != theirs and name in KINDS:
             check_trust(name, str(theirs), run, trust)
-        if _same(name, mine, theirs, str(run.config["update"])):
+        if _are_same(name, mine, theirs, str(run.config["update"])):
             continue
         if mine != setting.default if given is None else name in given:
             there = "not given" if theirs is None else theirs
@@ -403,7 +404,7 @@ def adopt_replayed_settings(
 def check_trust(name: str, text: str, run: Run, trust: bool) -> None:
     """Refuse code that only the run's record names, unless it is trusted; import nothing."""
     kind = KINDS[name]
-    with spec.registered_only(str(run.folder), trust=trust):
+    with spec.refuse_user_code(str(run.folder), trust=trust):
         if trust:
             return
         if names_code(text) if kind == "data" else not spec.has(kind, text.partition(":")[0]):
@@ -413,7 +414,7 @@ def check_trust(name: str, text: str, run: Run, trust: bool) -> None:
                 spec.parse(kind, text).make()
 
 
-def _same(name: str, mine: Any, theirs: Any, update: str) -> bool:
+def _are_same(name: str, mine: Any, theirs: Any, update: str) -> bool:
     """Return True if two values are equivalent with this update; the options of a strategy may be in any order."""
     if name == "strategy" and mine != theirs and isinstance(theirs, str):
         try:

@@ -113,7 +113,7 @@ class Bar(Lines):
         self._bar.write(line)
 
 
-def on(
+def make_display(
     stream: TextIO, *, width: int | None = None, simulated: bool = False
 ) -> Callable[[int, int, int], Progress]:
     """Return a function that creates the progress display of a run on a stream: `show(epochs, steps, samples)`.

@@ -33,7 +33,7 @@ from paceline.launch import (
 )
 from paceline.models import Model, flat_buffers
 from paceline.record import STEP_COLUMNS, Epoch, Record, RowLog, Run, Spool, Table, gather_rows, release
-from paceline.record.checkpoint import latest
+from paceline.record.checkpoint import find_latest
 from paceline.record.environment import (
     describe_other_programs,
     environment,
@@ -45,7 +45,7 @@ from paceline.record.rows import earlier_ranks
 from paceline.record.writing import steps_table
 from paceline.schedules import scaled_rate
 from paceline.strategies import Facts, Load, Strategy
-from paceline.training.job import Components, Job, Train, batch_of, built_in
+from paceline.training.job import Components, Job, Train, batch_of, find_built_in
 from paceline.training.progress import Progress
 from paceline.training.resuming import (
     Loss,
@@ -175,7 +175,7 @@ def collect(me: Worker, traffic: tuple[int, int], *, in_step: bool, without_core
         spans = every[:, len(KINDS) + len(sums) :]
         plan = np.array([common_rows(spans) if me.rank == 0 else 0])
         rows = int(control.broadcast(plan)[0])
-    waited = waiting(log, control, rows)
+    waited = measure_waiting(log, control, rows)
     summary = np.empty(len(KINDS) + 1 + len(sums))
     if me.rank == 0:
         by_rank, summary = sum_up(every[:, : len(KINDS) + len(sums)], waited)
@@ -212,7 +212,7 @@ def common_rows(spans: Array) -> int:
     return 0 if (spans[:, :3] != spans[0, :3]).any() else int(spans[:, 3].min())
 
 
-def waiting(log: RowLog, control: Control, rows: int) -> Array:
+def measure_waiting(log: RowLog, control: Control, rows: int) -> Array:
     """Return, on rank 0, the seconds that each rank waited for others in the exchanges of common steps. Collective.
 
     Other ranks get an empty array. `rows`: the rows of all logs, from the first one on, that are of common steps.
@@ -221,7 +221,7 @@ def waiting(log: RowLog, control: Control, rows: int) -> Array:
     and did not wait; the excess of the others over it is their waiting time. If not every step was kept, those that were,
     the same on all ranks, stand for the others.
 
-    >>> waiting(RowLog(STEP_COLUMNS), Control(None), 0).tolist()
+    >>> measure_waiting(RowLog(STEP_COLUMNS), Control(None), 0).tolist()
     [0.0]
     """
     column = STEP_COLUMNS.index("exchange")
@@ -300,23 +300,23 @@ class RankEnvironment(Protocol):
         """Return the run's folder if one is wanted: the same for every rank."""
         ...
 
-    def agreed(self, work: Callable[[], Made]) -> Made:
+    def agree(self, work: Callable[[], Made]) -> Made:
         """Call a function that may raise a UsageError; if it does on one rank, raise it on all."""
         ...
 
     def checkpoint(self, run: Path, *, whole: bool) -> list[int] | None:
-        """Return the numbers of the parts of the latest complete checkpoint, the same on every rank; see `latest`."""
+        """Return the numbers of the parts of the latest complete checkpoint, the same on every rank; see `find_latest`."""
         ...
 
     def follow(self, me: Worker, strategy: Strategy | Train, folder: Path | None) -> None:
         """Begin to watch the progress of this rank."""
         ...
 
-    def asked(self) -> dict[str, Any]:
+    def describe_request(self) -> dict[str, Any]:
         """Return where the run was requested to run, with the given settings of that place."""
         ...
 
-    def described(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         """Return the entries of the record's configuration about this place."""
         ...
 
@@ -328,7 +328,7 @@ class RankEnvironment(Protocol):
         """Return the record's description of the machine."""
         ...
 
-    def stoppable(self, me: Worker) -> AbstractContextManager[None]:
+    def accept_signals(self, me: Worker) -> AbstractContextManager[None]:
         """Return a block in which signals ask this rank's worker to stop."""
         ...
 
@@ -372,7 +372,7 @@ class Process:
         return common_start(self.comm, self.clock)
 
     def prepare(self, job: Job) -> Components:
-        made = self.agreed(lambda: self._prepare(job))
+        made = self.agree(lambda: self._prepare(job))
         x = made.model.x
         check_same(
             self.comm,
@@ -393,19 +393,19 @@ class Process:
         if job.runs is None:
             return None
         ranks, rank = (1, 0) if self.comm is None else (self.comm.Get_size(), self.comm.Get_rank())
-        made = self.agreed(lambda: job.new_folder(ranks) if rank == 0 else None)
+        made = self.agree(lambda: job.new_folder(ranks) if rank == 0 else None)
         if made is not None:
             announce_run(made)
         self._nodes = nodes_of(self.comm)
         return Path(broadcast_text(self.comm, str(made)))
 
-    def agreed(self, work: Callable[[], Made]) -> Made:
+    def agree(self, work: Callable[[], Made]) -> Made:
         return agree(self.comm, work)
 
     def checkpoint(self, run: Path, *, whole: bool) -> list[int] | None:
         first = self.comm is None or self.comm.Get_rank() == 0
         found: list[int] | None = json.loads(
-            broadcast_text(self.comm, json.dumps(latest(run, whole=whole) if first else None))
+            broadcast_text(self.comm, json.dumps(find_latest(run, whole=whole) if first else None))
         )
         return found
 
@@ -414,16 +414,16 @@ class Process:
         if self._watchdog is not None:
             self._watchdog.follow(me, strategy, folder)
 
-    def asked(self) -> dict[str, Any]:
+    def describe_request(self) -> dict[str, Any]:
         return {"on": "mpi"}
 
-    def described(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         return {}
 
-    def stoppable(self, me: Worker) -> AbstractContextManager[None]:
+    def accept_signals(self, me: Worker) -> AbstractContextManager[None]:
         if self._requests is None:
             return nullcontext()
-        return self._requests.passed_to(None if me.keeper is None else partial(setattr, me, "stop_asked"))
+        return self._requests.pass_to(None if me.keeper is None else partial(setattr, me, "stop_asked"))
 
     def collect(
         self, me: Worker, traffic: tuple[int, int], *, in_step: bool, without_core: float
@@ -507,7 +507,7 @@ def train_at(place: RankEnvironment, job: Job, progress: Show | None) -> Fitted:
     resumption = place.resumption
     if resumption is None and job.resume is not None:
         resumption = load_states(place, job.resume)
-        place.agreed(partial(check_fits, job.resume, resumption, model, data))
+        place.agree(partial(check_fits, job.resume, resumption, model, data))
 
     def start() -> None:
         if record is None:
@@ -529,7 +529,7 @@ def train_at(place: RankEnvironment, job: Job, progress: Show | None) -> Fitted:
             shown.epoch(epoch)
 
     if folder is not None:
-        place.agreed(start)
+        place.agree(start)
     in_step = getattr(strategy, "in_step", True)
     origin = place.origin()
     spool = Spool(
@@ -573,7 +573,7 @@ def train_at(place: RankEnvironment, job: Job, progress: Show | None) -> Fitted:
     begin = time.perf_counter(), lost()
     try:
         with (
-            place.stoppable(me),
+            place.accept_signals(me),
             np.errstate(over="ignore", invalid="ignore", divide="ignore"),  # the guard describes it
         ):
             (strategy.train if isinstance(strategy, Strategy) else strategy)(me)
@@ -636,7 +636,7 @@ def train_at(place: RankEnvironment, job: Job, progress: Show | None) -> Fitted:
         )
         summary.update(_expected_traffic(record, job, strategy, summary))
         record.finish(trained, summary, {"steps": table, **me.tables})
-    fitted = _saved(me, fitted, record)
+    fitted = _set_folder(me, fitted, record)
     if saver is not None:
         finish(me, saver, job)
     if shown is not None:
@@ -645,7 +645,7 @@ def train_at(place: RankEnvironment, job: Job, progress: Show | None) -> Fitted:
     return fitted
 
 
-def _saved(me: Worker, fitted: Fitted, record: Record | None) -> Fitted:
+def _set_folder(me: Worker, fitted: Fitted, record: Record | None) -> Fitted:
     """Return the results with the folder in which rank 0 saved them, which is not the run's if that failed. Collective."""
     if fitted.run is None:
         return fitted
@@ -661,7 +661,7 @@ def _expected_traffic(
     record: Record, job: Job, strategy: Strategy | Train, summary: dict[str, Any]
 ) -> dict[str, Any]:
     """Return the expected traffic of a user's own strategy; readers of records ask built-in ones themselves."""
-    if not isinstance(strategy, Strategy) or built_in(job.name()) is not None or summary["ranks"] == 1:
+    if not isinstance(strategy, Strategy) or find_built_in(job.name()) is not None or summary["ranks"] == 1:
         return {}
     try:
         run = Run(record.folder)
@@ -697,7 +697,7 @@ def _settings_for_record(
             "lr": job.config.lr,
             **{k: v for k, v in (job.program or {}).items() if k in ("strategy", "until")},
             **({"trace": True} if job.trace else {}),
-            **place.asked(),
+            **place.describe_request(),
         },
         "objects": job.objects,
         "shape": data.shape,
@@ -710,7 +710,7 @@ def _settings_for_record(
         "code": job.code(),
         **({} if job.program is None else {"program": {k: job.program[k] for k in ("file", "arguments")}}),
         **facts,
-        **place.described(),
+        **place.describe(),
     }
 
 

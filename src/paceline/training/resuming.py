@@ -39,7 +39,7 @@ from paceline.launch import requeued_job, world
 from paceline.models import BUFFER, Model
 from paceline.record import Run
 from paceline.record import checkpoint as files
-from paceline.record.checkpoint import Saver, State, copied
+from paceline.record.checkpoint import Saver, State, copy_state
 from paceline.record.rows import renumber
 from paceline.strategies import Strategy
 from paceline.training.job import KINDS, Job, batch_of, check_trust, strategy_of
@@ -153,7 +153,7 @@ def load_states(place: RankEnvironment, run: Path) -> Resumption:
         numbers = place.checkpoint(run, whole=whole)
         if numbers is None:
             raise UsageError(f"{run} has no complete checkpoint: it cannot be resumed; train it again")
-        resumption: Resumption = place.agreed(partial(read, numbers))
+        resumption: Resumption = place.agree(partial(read, numbers))
         return resumption
 
     try:
@@ -199,7 +199,7 @@ def _now() -> str:
 # ---- a Slurm job that was started again
 
 
-def requeued(job: Job, *, ranks: int | None) -> Job:
+def resume_requeued(job: Job, *, ranks: int | None) -> Job:
     """Return the job with which to go on if Slurm has requeued this one; otherwise the same job.
 
     The run to go on with is the one that this Slurm job has recorded under the same name or, if it was given none, with the
@@ -222,7 +222,7 @@ def requeued(job: Job, *, ranks: int | None) -> Job:
                 continue
         except (UsageError, OSError, KeyError):
             continue
-        if files.latest(folder) is None:
+        if files.find_latest(folder) is None:
             if here is None or here.rank == 0:
                 shutil.rmtree(folder, ignore_errors=True)
             return job
@@ -288,7 +288,7 @@ def _config_in(run: Run) -> Config:
 
 def _save_complete(run: Run) -> None:
     """Turn the trained model of a complete run into a checkpoint, if the run left none."""
-    if files.latest(run.folder, whole=False) is not None:
+    if files.find_latest(run.folder, whole=False) is not None:
         return
     arrays = run.model
     state: State = {
@@ -430,11 +430,11 @@ def recover(
             if not is_failure(error, after):
                 raise
             after.Revoke()
-        if _all_have(after):
+        if _all_are_alive(after):
             dead = [rank for rank in range(before.Get_size()) if rank not in alive]
             order = [*alive, *dead]
             _renumber(place.run, me, order, after)
-            if _all_have(after):  # all files have their new names
+            if _all_are_alive(after):  # all files have their new names
                 break
             _renumber(place.run, me, [order.index(rank) for rank in range(len(order))], after)
         comm = after
@@ -453,8 +453,8 @@ def recover(
     found.run = place.run
     divided = before.Get_size()
     if began:
-        epoch, turns = _left(me, state, rows, divided)
-        state = _completed(state, me, epoch)
+        epoch, turns = _find_turns(me, state, rows, divided)
+        state = _complete(state, me, epoch)
     else:
         assert place.resumption is not None
         epoch, divided = state["position"]["epoch"], place.resumption.ranks
@@ -484,7 +484,7 @@ def _renumber(run: Path | None, me: Worker, order: Sequence[int], comm: Any) -> 
             renumber(run, name, order, ())
 
 
-def _all_have(comm: Any) -> bool:
+def _all_are_alive(comm: Any) -> bool:
     """Return True, on every rank or on none, if none has died or been told so since this communicator was made."""
     try:
         return bool(comm.Agree(int(not comm.Is_revoked())))
@@ -504,10 +504,10 @@ def _states(place: RankEnvironment, me: Worker) -> list[State]:
         return list(keeper.memory)
     for work in keeper.before:
         work()
-    return [copied({**brief_state(me), "moment": 0})]
+    return [copy_state({**brief_state(me), "moment": 0})]
 
 
-def _left(me: Worker, state: State, rows: Any, ranks: int) -> tuple[int, tuple[int, ...] | None]:
+def _find_turns(me: Worker, state: State, rows: Any, ranks: int) -> tuple[int, tuple[int, ...] | None]:
     """Return the epoch to go on with, and the turns that each rank has had in it; None: their batches stay theirs."""
     epoch, turn = state["position"]["epoch"], state["position"]["turn"]
     if me.keeper.saves == "itself":
@@ -522,7 +522,7 @@ def _left(me: Worker, state: State, rows: Any, ranks: int) -> tuple[int, tuple[i
     return epoch, tuple(done.get(rank, least) for rank in range(ranks))
 
 
-def _completed(state: State, me: Worker, epoch: int) -> State:
+def _complete(state: State, me: Worker, epoch: int) -> State:
     """Return a state with the parts that only grow, as they were at its time."""
     ended = min(state["epochs"], epoch) if me.keeper.saves == "alone" else state["epochs"]
     history = [asdict(past) for past in me.history if past.epoch < ended]  # the others are evaluated again

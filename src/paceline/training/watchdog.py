@@ -163,7 +163,7 @@ class Observer:
 
     def look(self, now: float, patience: float) -> Report:
         """Return what the training thread is doing now."""
-        with without_collection():
+        with pause_collection():
             return self._look(now, patience)
 
     def _look(self, now: float, patience: float) -> Report:
@@ -194,7 +194,7 @@ class Observer:
 
 
 @contextmanager
-def without_collection() -> Iterator[None]:
+def pause_collection() -> Iterator[None]:
     """Keep the garbage collector from running in this block.
 
     CPython 3.11 makes the object of a frame when it is asked for, and that allocation may start a collection. Finalizers
@@ -252,7 +252,7 @@ def _place(frame: FrameType | None, source: tuple[str, ...], *, settled: bool) -
                 _read_wrapper(frame.f_locals, found)
         elif file.startswith(HOME) or file.startswith(source) or settled:
             line = frame.f_lineno or 0  # None within some instructions
-            shown = f"{_short(file)}:{line}"
+            shown = f"{_shorten(file)}:{line}"
             words = linecache.getline(file, line, frame.f_globals).partition("  #")[0].strip()[:WIDTH]
             if "inner" not in found:
                 found["inner"] = shown if file.startswith(HOME) else f"{shown}: {words}"
@@ -289,7 +289,7 @@ def _is_mpi(receiver: str, name: str) -> bool:
     return name in MPI_CALLS or bool(small)
 
 
-def _short(file: str) -> str:
+def _shorten(file: str) -> str:
     for folder in (str(Path(HOME).parent) + os.sep, str(Path.cwd()) + os.sep):
         file = file.removeprefix(folder)
     return file
@@ -327,7 +327,7 @@ def judge(heard: Mapping[int, Heard], ranks: int, now: float, patience: float) -
     >>> judge({0: Heard(report, 99.0), 1: Heard(replace(report, rank=1), 90.0)}, 2, now=100.0, patience=5.0)
     Stall(silent={1: 10.0}, stuck={}, deadlock=0.0)
     """
-    allowed = patience + longest(heard)
+    allowed = patience + find_longest_step(heard)
     silent = {rank: now - last.at for rank, last in heard.items() if now - last.at > allowed}
     live = [last.report for rank, last in heard.items() if rank not in silent]
     stuck = {
@@ -345,7 +345,7 @@ def judge(heard: Mapping[int, Heard], ranks: int, now: float, patience: float) -
     return Stall(silent, stuck, deadlock)
 
 
-def longest(heard: Mapping[int, Heard]) -> float:
+def find_longest_step(heard: Mapping[int, Heard]) -> float:
     """Return the longest step of any rank so far."""
     return max((last.report.longest for last in heard.values()), default=0.0)
 
@@ -356,7 +356,7 @@ def describe(stall: Stall, heard: Mapping[int, Heard], states: Mapping[int, str]
     if stall.deadlock:
         waited = _seconds(stall.deadlock)
         lines = [f"no rank makes progress: all {len(heard)} have waited for each other for {waited}"]
-        lines += _grouped({rank: last.report for rank, last in heard.items()})
+        lines += _group_by_place({rank: last.report for rank, last in heard.items()})
         return "\n".join(lines)
     for rank, seconds in stall.ranks.items():
         report = heard[rank].report
@@ -379,7 +379,7 @@ def describe(stall: Stall, heard: Mapping[int, Heard], states: Mapping[int, str]
         if 2 * last.report.idle > min(stall.ranks.values())  # not a master that waits for one of its workers
     }
     if waiting:
-        lines += ["  waiting meanwhile:", *_grouped(waiting)]
+        lines += ["  waiting meanwhile:", *_group_by_place(waiting)]
     return "\n".join(lines)
 
 
@@ -387,7 +387,7 @@ def _seconds(value: float) -> str:
     return f"{value:,.0f} s"
 
 
-def _grouped(reports: Mapping[int, Report]) -> list[str]:
+def _group_by_place(reports: Mapping[int, Report]) -> list[str]:
     """Return one line for all ranks that are in the same place, with the time since the last of them came there."""
     places: dict[str, list[int]] = {}
     for rank, report in sorted(reports.items()):
@@ -517,12 +517,12 @@ class Watchdog:
                 self._leader = self._rank  # it can only judge itself
             else:
                 reachable = (rank for rank in range(self._ranks) if peers.here[rank] and rank not in lost)
-                self._heard = {rank: Heard(self._unknown(peers, rank), now) for rank in reachable}
+                self._heard = {rank: Heard(self._make_empty_report(peers, rank), now) for rank in reachable}
         self._bell, self._ear = socket.socketpair()
         self._thread.start()
         return self
 
-    def _unknown(self, peers: Peers, rank: int) -> Report:
+    def _make_empty_report(self, peers: Peers, rank: int) -> Report:
         host, process = peers.processes[rank]
         return Report(rank=rank, host=host, process=process)
 
@@ -681,7 +681,9 @@ class Watchdog:
         assert self._peers is not None
         if self._leader >= self._rank or not (self._reached or self._peers.here[self._leader]):
             return
-        allowed = (self._patience or 60.0) + longest(self._heard) if self._trusted else 3 * self._every
+        allowed = (
+            (self._patience or 60.0) + find_longest_step(self._heard) if self._trusted else 3 * self._every
+        )
         if now - self._answered > allowed or self._leader in self._gone:
             self._turn_to(self._leader + 1, now)
 

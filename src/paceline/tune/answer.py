@@ -7,14 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from paceline.compare.answer import AS_FAST
+from paceline.compare.noise import AS_FAST, WITHIN, Timing, differ, simplest
 from paceline.study.run import command
-from paceline.text import count, table
+from paceline.text import count, join, table
 from paceline.text import seconds as spell_seconds
-from paceline.tune.search import TOO_SLOW, Search, Timing, Trial, parted
+from paceline.tune.search import HANGS, MOST_EPOCHS, SPENT, TOO_SLOW, UNSEEN, Point, Search, Trial
 from paceline.tune.space import Candidate
 
 MOST_ROWS, MOST_REASONS = 15, 6
+INTERRUPTED = "the search was interrupted, and the same command continues it"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,70 +41,68 @@ def conclude(search: Search) -> Answer:
     found, best = search.times(), search.best()
     if best is None:
         return _without_target(search)
-    chosen, sure = _choose(search, best, found)
+    chosen, rival, sure = _choose(search, best, found)
     others = sorted((one for one in found if one != chosen), key=lambda one: found[one].key)
     second = "second best: nothing else reached the target"
     if others:
         second = f"second best: {others[0]}, after {found[others[0]]}"
-    missed = found[chosen].missed
+    missed, (seed, epochs) = found[chosen].missed, search.choose_repetition(chosen)
     but = f", but not in {missed} of {count(missed + len(found[chosen].seconds), 'run')}" if missed else ""
     return Answer(
         chosen=chosen,
-        epochs=search.epochs_needed(chosen),
+        epochs=epochs,
         timing=found[chosen],
-        found=f"fastest to {search.goal}: {chosen}, after {found[chosen]} of {_simulated(search)}training{but}"
+        found=f"fastest to {search.goal}: {chosen}, after {found[chosen]} of {_say_simulated(search)}training{but}"
         + _optimizer(search, chosen),
-        sure=sure,
+        sure=f"{sure}{_say_disturbed(search, chosen, rival)}",
         second=second,
-        command=spell_command(search, chosen, search.epochs_needed(chosen)),
+        command=spell_command(search, chosen, epochs, seed),
     )
 
 
-def _choose(search: Search, best: Candidate, found: dict[Candidate, Timing]) -> tuple[Candidate, str]:
-    """Return the fastest or, if the difference is small and within the noise, a simpler one; and how sure it is."""
-    alike = [one for one in found if one != best and not parted(found[best], found[one])]
-    near = [
-        one
-        for one in alike
-        if found[one].mean <= AS_FAST * found[best].mean
-        and found[one].missed == 0
-        and len(found[one].seconds) > 1
-    ]
-    simplest = min([best, *near], key=lambda one: (one.effort, found[one].mean))
-    why = _why_not_sure(search)
-    if simplest != best:
-        return (
-            simplest,
-            f"how sure: {best} takes {found[best]}, but the difference is within the noise: the simpler one is given{why}",
-        )
-    rivals = sorted((one for one in alike), key=lambda one: found[one].mean)
-    if not rivals:
-        if len(found) == 1:
-            if any(trial.untried for trial in search.trials.values()):
-                return (
-                    best,
-                    f"how sure: not certain: no other has reached the target yet{_untried(search)}{why}",
-                )
-            return best, f"how sure: no other candidate reached the target in the time that it had{why}"
+def _choose(
+    search: Search, best: Candidate, found: dict[Candidate, Timing]
+) -> tuple[Candidate, Candidate | None, str]:
+    """Return the answer, the candidate that it is compared with, if any, and how sure the answer is.
+
+    The answer is the fastest or, if the difference is small and within the noise, a simpler one.
+    """
+    alike = [one for one in found if one != best and not differ(found[best], found[one])]
+    chosen, why = simplest(found, best, lambda one: one.effort), _why_not_sure(search)
+    if chosen != best:
+        sure = f"how sure: {best} takes {found[best]}, but {WITHIN}: the simpler one is given{why}"
+        return chosen, best, sure
+    if len(found) == 1:
+        return best, None, f"how sure: {_say_only_one(search)}{why}"
+    if not alike:
         nearest = min((one for one in found if one != best), key=lambda one: found[one].key)
         ratio = found[best].times_as_fast(found[nearest])
         if ratio is None or found[best].missed != found[nearest].missed:
-            return best, f"how sure: others did not reach the target with every seed{why}"
+            return best, nearest, f"how sure: others did not reach the target with every seed{why}"
         low, high = ratio
-        return (
-            best,
-            f"how sure: {low:.2f} to {high:.2f} times as fast as the second best, with 95 % confidence{why}",
+        sure = (
+            f"how sure: {low:.2f} to {high:.2f} times as fast as the second best, with 95 % confidence{why}"
         )
-    runs = [len(found[one].seconds) + found[one].missed for one in (best, rivals[0])]
-    faster = found[rivals[0]].mean / found[best].mean
-    once = "the difference is within the noise"
+        return best, nearest, sure
+    rival = min(alike, key=lambda one: found[one].mean)
+    runs = [len(found[one].seconds) + found[one].missed for one in (best, rival)]
+    faster = found[rival].mean / found[best].mean
+    once = WITHIN
     speed = f"{faster:.2f} times as fast as" if faster > AS_FAST else "slightly faster than"
     if 1 in runs:
-        once = (
-            "each was run once" if runs == [1, 1] else f"{'it' if runs[0] == 1 else 'the other'} was run once"
-        )
-    more = f"; the same is true of {count(len(rivals) - 1, 'other')}" if len(rivals) > 1 else ""
-    return best, (f"how sure: not certain: {speed} {rivals[0]} on average, but {once}{more}{why}")
+        who = "each" if runs == [1, 1] else "the answer" if runs[0] == 1 else "the latter"
+        once = f"{who} was run only once"
+    more = f"; the same is true of {count(len(alike) - 1, 'other')}" if len(alike) > 1 else ""
+    return best, rival, f"how sure: not certain: {speed} {rival} on average, but {once}{more}{why}"
+
+
+def _say_only_one(search: Search) -> str:
+    """Say why there is nothing to compare the only candidate with that reached the target."""
+    if any(trial.untried for trial in search.trials.values()):
+        return f"not certain: no other has reached the target yet{_say_untried(search)}"
+    if len(search.trials) == 1:
+        return "it was the only candidate"
+    return "no other candidate reached the target in the time that it had"
 
 
 def _without_target(search: Search) -> Answer:
@@ -113,10 +112,14 @@ def _without_target(search: Search) -> Answer:
         chosen = search.space.candidates[min(1, len(search.space.candidates) - 1)]
         failed = next((trial for trial in search.trials.values() if trial.failed), None)
         found = f"no run got to the end of an epoch ({search.over})"
-        sure = "how sure: not at all: the command below has not been tried; a longer budget would tell"
+        sure = f"how sure: not at all: the command below has not been tried; {_advise(search)}"
+        stopped = next((trial for trial in search.trials.values() if trial.stopped), None)
         if failed is not None:
             chosen, found = failed.candidate, f"no run succeeded: {failed.failed}"
             sure = "how sure: not at all: the command below is the one that failed"
+        elif stopped is not None:
+            chosen, found = stopped.candidate, f"{found}; {stopped.candidate} was {stopped.stopped}"
+            sure = f"how sure: not at all: the command below is the one that was stopped; {_advise(search)}"
         epochs = search.space.base.epochs
         return Answer(
             chosen=chosen, epochs=epochs, timing=None,
@@ -126,62 +129,87 @@ def _without_target(search: Search) -> Answer:
             command=spell_command(search, chosen, epochs),
         )  # fmt: skip
     metric, trial = search.goal.metric, search.trials[nearest]
-    value, at = _nearest_point(search, trial)
-    runs = [*trial.runs.values(), *([] if trial.cut is None else [trial.cut])]
-    epochs = max(run.epochs for run in runs)
+    point, number = _nearest_point(search, trial)
+    epochs = point.epoch if search.space.grows else search.most_epochs
     ranked = [one for one in _by_value(search) if one != nearest]
     second = "second best: nothing else was run"
     if ranked:
         other, _ = _nearest_point(search, search.trials[ranked[0]])
-        second = f"second best: {ranked[0]}, with {metric.describe(other, 'validation')}"
+        second = f"second best: {ranked[0]}, with {metric.describe(other.value, 'validation')}"
     return Answer(
         chosen=nearest, epochs=epochs, timing=None,
         found=f"nothing reached {search.goal} ({search.over}); the nearest was {nearest}, with "
-        f"{metric.describe(value, 'validation')} after {spell_seconds(at)} s of {_simulated(search)}training",
-        sure="how sure: not at all; a longer budget or an easier target would tell",
+        f"{metric.describe(point.value, 'validation')} after {spell_seconds(point.seconds)} s of "
+        f"{_say_simulated(search)}training",
+        sure=f"how sure: not at all; {_advise(search)}{_say_disturbed(search, nearest)}",
         second=second,
-        command=spell_command(search, nearest, epochs),
+        command=spell_command(search, nearest, epochs, search.seed(number)),
     )  # fmt: skip
+
+
+def _advise(search: Search) -> str:
+    """Say what may lead to the target, if nothing has reached it."""
+    if search.interrupted:
+        return INTERRUPTED
+    ways = ["a longer budget"] if search.over == SPENT else []
+    if search.space.program is not None:
+        ways += [] if ways else ["more epochs of the program"]
+    elif not search.space.grows or (not ways and search.most_epochs < MOST_EPOCHS):
+        ways.append(f"more epochs (--epochs; these runs had {search.most_epochs})")
+    return f"try {join([*ways, 'an easier target'], 'or')}"
 
 
 def _optimizer(search: Search, chosen: Candidate) -> str:
     """Say that the chosen candidate does not make its steps by the run's update."""
     update = search.space.base.update
-    return f"; its steps are made by the rule {chosen.optimizer}, not by {update}" if chosen.optimizer else ""
+    return f"; it uses the rule {chosen.optimizer} instead of {update}" if chosen.optimizer else ""
 
 
-def _nearest_point(search: Search, trial: Trial) -> tuple[float, float]:
-    """Return the best value that a candidate reached, and after how many seconds."""
-    key = search.goal.metric.key
-    at, value = min(trial.points, key=lambda point: key(point[1]))
-    return value, at
+def _nearest_point(search: Search, trial: Trial) -> tuple[Point, int]:
+    """Return the best value that a candidate reached, and the number of the seed."""
+    return min(trial.points, key=lambda each: search.goal.metric.key(each[0].value))
 
 
 def _by_value(search: Search) -> list[Candidate]:
     """Return the candidates that were run, by the best value that they reached."""
     tried = [one for one, trial in search.trials.items() if trial.points]
     return sorted(
-        tried, key=lambda one: search.goal.metric.key(_nearest_point(search, search.trials[one])[0])
+        tried, key=lambda one: search.goal.metric.key(_nearest_point(search, search.trials[one])[0].value)
     )
 
 
 def _why_not_sure(search: Search) -> str:
-    return "; the search was interrupted" if search.interrupted else ""
+    return f"; {INTERRUPTED}" if search.interrupted else ""
 
 
-def _untried(search: Search) -> str:
+def _say_disturbed(search: Search, chosen: Candidate, rival: Candidate | None = None) -> str:
+    """Say that other programs slowed down runs of the answer, or of the candidate that it is compared with."""
+    mine, others = (
+        one is not None and any(run.disturbed for run in search.trials[one].runs.values())
+        for one in (chosen, rival)
+    )
+    if not mine and not others:
+        return ""
+    whose = "both" if mine and others else "the answer" if mine else rival
+    return f"; other programs slowed down runs of {whose}: measure again without them"
+
+
+def _say_untried(search: Search) -> str:
     number = sum(trial.untried for trial in search.trials.values())
     return f", and {count(number, 'candidate')} could not be tried to the end" if number else ""
 
 
-def _simulated(search: Search) -> str:
+def _say_simulated(search: Search) -> str:
     return "" if search.space.options is None else "simulated "
 
 
-def spell_command(search: Search, candidate: Candidate, epochs: int) -> str:
-    """Return the command line that repeats the run of a candidate, on the machine that was searched for."""
-    cell = search.space.cell(candidate, epochs=epochs, seed=search.space.base.seed)
-    words = command(replace(cell, options=None), Path("runs"), "name")
+def spell_command(search: Search, candidate: Candidate, epochs: int, seed: int | None = None) -> str:
+    """Return the command line that repeats the run of a candidate, on the machine that was searched for.
+
+    `seed`: that of the run; by default that of the first run.
+    """
+    cell = search.space.cell(candidate, epochs=epochs, seed=search.seed(0) if seed is None else seed)
+    words = command(replace(cell, options=None), Path("runs"), "name", always=("strategy", "epochs"))
     at = words.index("--runs=runs")
     tail = [
         word for word in words[at : at + 4] if word in ("--runs=runs", "--name=name", "--quiet", "--json")
@@ -208,7 +236,7 @@ def results(search: Search) -> str:
 
 def _row(search: Search, one: Candidate, timing: Timing | None) -> Sequence[str]:
     trial = search.trials[one]
-    value = _nearest_point(search, trial)[0] if trial.points else None
+    value = _nearest_point(search, trial)[0].value if trial.points else None
     each = search.epoch_seconds(one)
     took = trial.failed or "-"
     if timing is not None:
@@ -224,7 +252,7 @@ def _row(search: Search, one: Candidate, timing: Timing | None) -> Sequence[str]
     )
 
 
-def left_out(search: Search) -> list[str]:
+def list_left_out(search: Search) -> list[str]:
     """Say in a few lines what was not run, and why."""
     reasons: dict[str, list[Candidate]] = {}
     lack = "because the search was interrupted" if search.interrupted else "for lack of time"
@@ -232,8 +260,10 @@ def left_out(search: Search) -> list[str]:
         if trial.runs:
             continue
         if trial.failed:
-            slow = trial.failed.startswith(TOO_SLOW)
-            reasons.setdefault(trial.failed if slow else f"that failed ({trial.failed})", []).append(one)
+            why = trial.failed if trial.failed.startswith(TOO_SLOW) else f"that failed ({trial.failed})"
+            if HANGS in trial.failed:
+                why = "stopped for lack of progress"
+            reasons.setdefault(why, []).append(one)
         elif trial.left_out:
             simulated = "simulator" in trial.left_out
             kind = "too slow to win, as simulated" if simulated else "too slow to win, as measured"
@@ -244,7 +274,10 @@ def left_out(search: Search) -> list[str]:
             )
             reasons.setdefault(kind, []).append(one)
         elif trial.cut is not None:
-            reasons.setdefault(f"ended before the target, {lack}", []).append(one)
+            reasons.setdefault(f"stopped before the target, {lack}", []).append(one)
+        elif trial.stopped:
+            seen = f"with {UNSEEN}" if UNSEEN in trial.stopped else "before the end of an epoch"
+            reasons.setdefault(f"stopped {seen}, {lack}", []).append(one)
         else:
             reasons.setdefault(f"not tried, {lack}", []).append(one)
     lines = [

@@ -4,17 +4,16 @@
    promising of each kind that takes the steps of serial training: threads, ranks, ranks with threads.
    After that comes what is expected to be fastest: seconds of an epoch, measured or predicted, times epochs. What takes
    other steps than serial training is expected to need more of them, and waits until the others have been tried.
-2. Rungs of training time: every candidate may train for as long as the others; a third of those that did goes on, three
-   times as long, until one reaches the target. Those for which there was no time come in by their turn. If little time
-   is left, the most promising goes on at once. When the target has been reached, no run is longer than the fastest one.
-3. A candidate is left out as soon as it cannot win: an epoch of it takes at least so long, by measurement or by
+2. Rungs of training time: every candidate may train for as long as the others, at least as long as a run takes to start.
+   As soon as one is likely to reach the target before all that have not been run, it goes on, three times as long;
+   otherwise a third of those that were run does. Those for which there was no time come in by their turn.
+3. When the target has been reached: whatever promises most (`_promise`), with at most 1.2 times the seconds of the
+   fastest. Twice and half the learning rate of the fastest are among the candidates.
+4. A candidate is left out as soon as it cannot win: an epoch of it takes at least so long, by measurement or by
    simulation, and it needs at least so many epochs, because training on ranks learns at most what serial training with
    the same batch and learning rate learns from a sample.
-4. Twice and half the learning rate of the fastest one.
-5. Repetitions with other seeds, of the fastest and of those whose difference from it is within the noise.
-
-`Timing` has the seconds to the target over several runs: their mean, its interval, and whether two of them differ by more
-than the noise.
+5. Repetitions with other seeds, of the fastest and of those whose difference from it is within the noise
+   (`paceline.compare.noise`).
 """
 
 from __future__ import annotations
@@ -26,10 +25,11 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import fmean, stdev, variance
-from typing import Protocol
+from statistics import NormalDist, fmean
+from typing import NamedTuple, Protocol
 
 from paceline.compare.metric import Goal
+from paceline.compare.noise import Timing, differ, with_noise
 from paceline.errors import UsageError
 from paceline.text import count
 from paceline.text import seconds as spell_seconds
@@ -46,13 +46,18 @@ RUNG_SHARE = 0.35  # of what is left, for one rung while nothing has reached the
 OUTLOOK, SMALLEST = 1.5, 1e-4  # the power with which errors are extrapolated, and the smallest error
 BEYOND = 1.5  # times the extrapolated epochs to the target, for a longer run
 FORECAST_SHARE = 0.12
-PROBE_SHARE = 0.35  # of what is left
+PROBE_SHARE = 0.25  # of what is left
 PROBE, LEAST_DRAWS = 1.0, 16  # seconds and batches of a run that only measures speed
 ALONE_SHARE = (
     0.2  # of the budget, for one process with one thread where something else takes its steps faster
 )
 FAR = 3.0  # times what the best is expected to take: not worth measuring
-SURE_FASTER = 0.9  # times the fastest so far, for what is expected to be faster with the same steps
+# Times the expected seconds for each candidate like it that did not reach the target: with the steps of serial training,
+# and with other steps.
+LOST, LOST_OTHER = 1.3, 2.0
+# The standard deviation of the logarithm of seconds or epochs: measured, or known from the same steps; predicted; of
+# another batch or learning rate; of steps that are not those of serial training.
+DOUBT_MEASURED, DOUBT_PREDICTED, DOUBT_EPOCHS, DOUBT_OTHER_STEPS = 0.1, 0.35, 0.35, 0.7
 CRITICAL_BATCH = 512  # with a batch of this size, twice the samples are needed that the smallest batches need
 OTHER_STEPS = (
     2.0  # times the epochs, besides the root of the workers, if steps are not those of serial training
@@ -68,15 +73,20 @@ PATIENCE = 10.0  # seconds beyond that
 SIMULATED_RANK = 0.3  # times what an epoch of one process takes here, for each simulated rank beside it
 MOST_EPOCHS = 10_000
 MORE_EPOCHS = 4  # times those of the fastest so far, for a candidate whose speed has not been measured
-TOO_SLOW = "too slow"
+TOO_SLOW, HANGS, UNSEEN = "too slow", "it seems to hang", "no sign of progress"
+SPENT = "the budget is spent"
 HOPELESS = 3  # runs that fail, if none has succeeded
-ROUNDS = 3  # of changing the learning rate
-# Student's t for intervals that hold 95 % of the time, by degrees of freedom from 1.
-STUDENT = (
-    12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120,
-    2.110, 2.101, 2.093, 2.086,
-)  # fmt: skip
-NORMAL = 1.96
+_PHI = NormalDist().cdf
+
+
+class Point(NamedTuple):
+    """A value of the target's metric in the course of a run."""
+
+    epoch: int
+    """The epochs of training before it, at least 1."""
+    seconds: float
+    """Of training before it."""
+    value: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,13 +94,15 @@ class Observed:
     """The course of one run."""
 
     epochs: int
-    points: tuple[tuple[float, float], ...]
-    """Seconds of training and the value of the target's metric, at the end of each epoch."""
+    points: tuple[Point, ...]
+    """At the end of each epoch in which the metric was computed; some strategies do so only at the end of the run."""
     seconds: float
     """Of training, in all."""
     wall: float | None = None
     """From the start of the run to its end; None: unknown, or it went on from a shorter one."""
     diverged: bool = False
+    disturbed: bool = False
+    """True if other programs used the cores of its ranks."""
     run: Path | None = None
 
 
@@ -100,7 +112,9 @@ class Failed:
 
     why: str
     late: bool = False
-    """True if it was ended because its time was over; it may be tried again."""
+    """True if it was stopped because its time was over; it may be tried again."""
+    stuck: bool = False
+    """True if it was ended because it made no progress."""
 
 
 class Bench(Protocol):
@@ -141,121 +155,6 @@ class Speeds(Protocol):
         """Note measured seconds of an epoch."""
 
 
-def student(freedom: float) -> float:
-    """Return the factor on the standard error for a 95 % interval.
-
-    >>> student(4), student(1000), round(student(1.5), 1)
-    (2.776, 1.96, 7.1)
-    """
-    if freedom >= len(STUDENT):
-        return NORMAL if freedom > 2 * len(STUDENT) else STUDENT[-1]
-    at = max(1, math.floor(freedom))
-    low, high = STUDENT[at - 1 : at + 1]
-    return low + (high - low) * (1 / at - 1 / max(1.0, freedom)) / (1 / at - 1 / (at + 1))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Timing:
-    """The seconds of training after which the runs of a candidate reached the target.
-
-    >>> timing = Timing(seconds=(2.0, 2.2, 2.1))
-    >>> [round(end, 2) for end in timing.interval]
-    [1.86, 2.36]
-    """
-
-    seconds: tuple[float, ...]
-    missed: int = 0
-    """The number of runs that did not reach it."""
-    noise: tuple[float, int] | None = None
-    """The spread of the logarithms between seeds, as other candidates showed it, and its degrees of freedom: for a
-    candidate that was run once."""
-
-    @property
-    def mean(self) -> float:
-        """The mean, as reports show it."""
-        return fmean(self.seconds)
-
-    @property
-    def _centre(self) -> float:
-        """The geometric mean, about which the intervals are: noise multiplies times."""
-        return math.exp(fmean(map(math.log, self.seconds)))
-
-    @property
-    def key(self) -> tuple[bool, float]:
-        """A key that is lowest for what is best: first what always reached the target, then what was fastest."""
-        return self.missed > 0, self.mean
-
-    @property
-    def interval(self) -> tuple[float, float] | None:
-        """An interval that holds the mean of many runs with 95 % confidence; None for a single run."""
-        if len(self.seconds) < 2:
-            return None
-        error, freedom = self._error
-        half = student(freedom) * error
-        return self._centre * math.exp(-half), self._centre * math.exp(half)
-
-    @property
-    def _error(self) -> tuple[float, int]:
-        """The standard error of the mean logarithm, and its degrees of freedom."""
-        if len(self.seconds) < 2:
-            assert self.noise is not None
-            return self.noise
-        return stdev(map(math.log, self.seconds)) / math.sqrt(len(self.seconds)), len(self.seconds) - 1
-
-    def times_as_fast(self, other: Timing) -> tuple[float, float] | None:
-        """Return how many times as fast as another one it is, as a 95 % interval (Welch); None if the noise is unknown.
-
-        >>> low, high = Timing(seconds=(1.0, 1.1, 1.05)).times_as_fast(Timing(seconds=(2.0, 2.1, 2.2))) or (0, 0)
-        >>> bool(low > 1)
-        True
-        """
-        if any(len(one.seconds) < 2 and one.noise is None for one in (self, other)):
-            return None
-        (ours, own), (theirs, others) = self._error, other._error
-        ratio, whole = math.log(other._centre / self._centre), ours**2 + theirs**2
-        if whole == 0:
-            return math.exp(ratio), math.exp(ratio)
-        half = student(whole**2 / (ours**4 / own + theirs**4 / others)) * math.sqrt(whole)
-        return math.exp(ratio - half), math.exp(ratio + half)
-
-    def __str__(self) -> str:
-        found = f"{spell_seconds(self.mean)} s"
-        if self.interval is not None:
-            low, high = map(spell_seconds, self.interval)
-            found += f" ({low} to {high} s with 95 % confidence, {count(len(self.seconds), 'run')})"
-        return found
-
-
-def pooled_noise(timings: Iterable[Timing]) -> tuple[float, int] | None:
-    """Return the spread of the logarithms within candidates that were run several times, and its degrees of freedom.
-
-    >>> pooled_noise([Timing(seconds=(1.0, 1.0)), Timing(seconds=(3.0,))])
-    (0.0, 1)
-    """
-    several = [timing.seconds for timing in timings if len(timing.seconds) > 1]
-    freedom = sum(len(seconds) - 1 for seconds in several)
-    if not freedom:
-        return None
-    squares = sum((len(seconds) - 1) * variance(map(math.log, seconds)) for seconds in several)
-    return math.sqrt(squares / freedom), freedom
-
-
-def parted(first: Timing, second: Timing) -> bool:
-    """Return True if one is faster than the other beyond doubt: their ratio's interval does not contain 1.
-
-    >>> parted(Timing(seconds=(1.0, 1.01)), Timing(seconds=(3.0, 3.01)))
-    True
-    >>> parted(Timing(seconds=(1.0,)), Timing(seconds=(3.0,)))
-    False
-    """
-    if bool(first.missed) != bool(second.missed) and min(first.missed, second.missed) == 0:
-        runs = min(len(first.seconds) + first.missed, len(second.seconds) + second.missed)
-        if runs >= 3:
-            return True
-    ratio = first.times_as_fast(second)
-    return ratio is not None and not ratio[0] <= 1 <= ratio[1]
-
-
 @dataclass
 class Trial:
     """A candidate and its runs, by seed."""
@@ -264,6 +163,8 @@ class Trial:
     runs: dict[int, Observed] = field(default_factory=dict)
     cut: Observed | None = None
     """The longest run that was ended before it reached the target or its last epoch; it leaves no record."""
+    stopped: str = ""
+    """How its latest run was stopped, if that left no record and is no failure."""
     failed: str = ""
     left_out: str = ""
     """Why it is not run, or not run any longer."""
@@ -274,10 +175,10 @@ class Trial:
         return not (self.runs or self.failed or self.left_out)
 
     @property
-    def points(self) -> list[tuple[float, float]]:
-        """The seconds of training and the values of the target's metric of all of its runs."""
-        runs = [*self.runs.values(), *([] if self.cut is None else [self.cut])]
-        return [point for run in runs for point in run.points]
+    def points(self) -> list[tuple[Point, int]]:
+        """The values of the target's metric in all of its runs, each with the number of the run's seed."""
+        runs = [*self.runs.items(), *([] if self.cut is None else [(0, self.cut)])]
+        return [(point, number) for number, run in runs for point in run.points]
 
 
 @dataclass(kw_only=True)
@@ -309,6 +210,7 @@ class Search:
         """Seconds on the clock for an epoch, where they differ from those of training: in the simulator."""
         self._phase = self._began
         """When the latest round of exploring and repeating began."""
+        self._search_share = SEARCH_SHARE
         self._runs = self._failures = 0
         self._spent_alone = 0.0
         """Seconds on the clock for one process with one thread."""
@@ -337,21 +239,24 @@ class Search:
             while True:
                 before, self._phase = self._runs, self.clock()
                 self._explore()
-                self._change_rates()
                 self._repeat()
-                if self._runs == before or not self.times():
+                if not self.times():
                     break
+                if self._runs == before:
+                    if self._search_share == 1.0:
+                        break
+                    self._search_share = 1.0  # what is left is too short for a repetition
         except KeyboardInterrupt:
             self.interrupted, self.over = True, "interrupted"
             with suppress(KeyboardInterrupt):  # the answer comes all the same
                 self._recall()  # a run may have ended just before
         if not self.over:
-            self.over = "the budget is spent" if self._more_to_try() else "nothing is left to try"
+            self.over = SPENT if self._more_to_try() else "nothing is left to try"
 
     def _more_to_try(self) -> bool:
         """Return True if more time would have allowed more or longer runs."""
         trials = self.trials.values()
-        if self._left() < self._expected_start() or any(trial.untried for trial in trials):
+        if self._count_seconds_left() < self._expected_start() or any(trial.untried for trial in trials):
             return True
         alive = [trial for trial in trials if not (trial.failed or trial.left_out)]
         return not self.times() and any(self._longest(trial) < self.most_epochs for trial in alive)
@@ -373,7 +278,7 @@ class Search:
 
     def _find(self, candidate: Candidate, number: int) -> Observed | Failed | None:
         """Return what is recorded of a candidate with one of the seeds."""
-        return self.bench.find(candidate, epochs=self._least_record(), seed=self._seed(number))
+        return self.bench.find(candidate, epochs=self._least_record(), seed=self.seed(number))
 
     def _least_record(self) -> int:
         return 1 if self.space.grows else self.most_epochs
@@ -399,9 +304,10 @@ class Search:
             allowance *= LONGER
         if self.times():
             self._phase = self.clock()
-            self._rung(list(filter(self._is_sure, self.trials)), math.inf, self._search_end())
-            self._change_rates()
-            self._rung(list(self.trials), math.inf, self._search_end())
+            if self.space.program is None:
+                self._improve()
+            else:
+                self._rung(list(self.trials), math.inf, self._search_end())
 
     def _start(self) -> None:
         """Run one process with one thread and with all: what others have to beat, and the scale of everything."""
@@ -416,11 +322,11 @@ class Search:
 
     def _try_kinds(self) -> None:
         """Measure speeds of each kind that takes the steps of serial training, by turns, the most promising first."""
-        until = self.clock() + PROBE_SHARE * self._left()
+        until = self.clock() + PROBE_SHARE * self._count_seconds_left()
         turns: dict[tuple[bool, bool], int] = {}
         waiting = {one.speed: one for one in reversed(self.trials) if self._is_rival(one)}
         while waiting and self.clock() + self._expected_start() + PROBE <= until:
-            expected = {one: self._expected(one) for one in self.trials if one.equals_serial}
+            expected = {one: self._expected_seconds(one) for one in self.trials if one.equals_serial}
             one = min(waiting.values(), key=lambda each: (turns.get(each.kind, 0), expected[each]))
             del waiting[one.speed]
             seconds = self._seconds(one)
@@ -441,16 +347,16 @@ class Search:
         return candidate.equals_serial and candidate.kind != ALONE and (candidate.batch or 0) >= usual
 
     def _probe(self, candidate: Candidate) -> None:
-        if candidate.speed in self._measured or self.bench.find(candidate, epochs=1, seed=self._seed(0)):
+        if candidate.speed in self._measured or self.bench.find(candidate, epochs=1, seed=self.seed(0)):
             return
         expected = self._seconds(candidate)
         draws = LEAST_DRAWS
         if expected is not None:
             draws = max(draws, int(PROBE / expected * self._steps(candidate)))
-        if draws >= self._steps(candidate) or self._left() < self._expected_start():
+        if draws >= self._steps(candidate) or self._count_seconds_left() < self._expected_start():
             return  # a whole epoch is as short
         began = self.clock()
-        found = self.bench.probe(candidate, draws=draws, limit=self._left())
+        found = self.bench.probe(candidate, draws=draws, limit=self._count_seconds_left())
         self._note_spent(candidate, self.clock() - began)
         if found is None:
             return
@@ -462,6 +368,7 @@ class Search:
         No run ends after `until`, but the first one may take all that is left for searching.
         """
         waiting, taken, before_any = list(alive), list[Candidate](), self._runs
+        reached = bool(self.times())
         cheap = max(2 * PROBE, self.budget / FIRST_RUNG)
         first = [
             one
@@ -477,11 +384,13 @@ class Search:
                 order = [*first, *self._order([one for one in waiting if one not in first])]
             if not self.times() and self._has_favourite(taken, order[0]):
                 break  # it goes on in the next rung
+            if self.times() and not reached and not self.space.grows:
+                break  # the others go on, but leave time for repetitions
             one = order.pop(0)
             waiting.remove(one)
             first = [other for other in first if other != one]
             trial = self.trials[one]
-            if trial.failed or any(map(self._needed, trial.runs.values())):
+            if trial.failed or any(map(self._count_needed_epochs, trial.runs.values())):
                 continue
             if why := self._cannot_win(one):
                 trial.left_out = why
@@ -489,7 +398,8 @@ class Search:
             if self.clock() >= until or not self._can_start():
                 break
             epochs, before = self._epochs(one, allowance), self._longest(trial)
-            if epochs > (before if self.times() or not self.space.grows else 2 * before - 1):
+            twice = max(before, min(2 * before, self.most_epochs) - 1)
+            if epochs > (before if self.times() or not self.space.grows else twice):
                 end = until if self._runs > before_any else self._search_end()
                 if not self._fits(one, epochs, end):
                     epochs = 0 if self.times() else self._epochs_that_fit(one, end)
@@ -503,12 +413,15 @@ class Search:
         self.rungs.append((allowance, tuple(taken)))
 
     def _has_favourite(self, taken: Sequence[Candidate], next_one: Candidate) -> bool:
-        """Return True if one that took part in a rung is the most promising, and needs much of what is left."""
+        """Return True if one that took part in a rung is likely to reach the target in the next, before any other."""
         ran = [one for one in taken if self.trials[one].runs and not self.trials[one].failed]
-        if len(ran) < KEEP or not self.space.grows:
+        best = min(ran, key=self._outlook, default=None)
+        if best is None or not self.space.grows:
             return False
-        needs = min(map(self._outlook, ran))
-        return KEEP * (self._expected_start() + needs) > self._left() and needs < self._expected(next_one)
+        needs = self._outlook(best)
+        return needs <= LONGER * self.trials[best].runs[0].seconds and needs < self._expected_seconds(
+            next_one
+        )
 
     def _order(self, waiting: Sequence[Candidate]) -> list[Candidate]:
         """Return candidates with the most promising first.
@@ -528,7 +441,7 @@ class Search:
                     one.ranks > 1 and one.threads > 1,
                 ),
             )
-        expected = {one: self._expected(one) for one in waiting}
+        expected = {one: self._expected_seconds(one) for one in waiting}
         near = FAR * min(expected.values(), default=0.0)
         same = [one for one in waiting if one.equals_serial]
         ranks = any(one.equals_serial and one.ranks > 1 for one in self._tried)
@@ -540,8 +453,6 @@ class Search:
         usual = self.space.candidates[0].steps
 
         def turn(one: Candidate) -> int:
-            if self._is_sure(one):
-                return 0
             if not self._tried and one.equals_serial and one.steps == usual:
                 return 0
             if not one.equals_serial:
@@ -550,19 +461,12 @@ class Search:
 
         return sorted(waiting, key=lambda one: (turn(one), expected[one]))
 
-    def _is_sure(self, candidate: Candidate) -> bool:
-        """Return True if its steps are known to reach the target, and it is expected to be the fastest."""
-        if not candidate.equals_serial or candidate in self._tried or not self.times():
-            return False
-        _, reached, _ = self._learned.get(candidate.steps, (0, False, candidate))
-        return (
-            reached and self._expected(candidate) < SURE_FASTER * self.times()[self.best() or candidate].mean
-        )
-
     def _is_known(self, candidate: Candidate) -> bool:
         """Return True if another candidate has taken its steps, and at least as fast as is expected of it."""
         fastest, other = self._fastest.get(candidate.batch, (math.inf, candidate))
-        if candidate in self._tried or candidate.steps not in self._learned or other == candidate:
+        if candidate in self._tried or candidate.steps not in self._learned:
+            return False
+        if other.layout == candidate.layout:  # nothing else takes them as fast
             return False
         seconds = self._seconds(candidate)
         return seconds is not None and seconds >= fastest
@@ -597,13 +501,14 @@ class Search:
         run = self.trials[candidate].runs.get(0)
         if run is None or not run.points:
             return math.inf
-        at, value = min(run.points, key=lambda point: self.goal.metric.key(point[1]))
-        return float(at * max(1.0, self._error(value) / self._error(self.goal.value)) ** OUTLOOK)
+        nearest = min(run.points, key=lambda point: self.goal.metric.key(point.value))
+        factor = max(1.0, self._error(nearest.value) / self._error(self.goal.value))
+        return float(nearest.seconds * factor**OUTLOOK)
 
     def _outlook_epochs(self, candidate: Candidate) -> float:
         """Return the epochs to the target, extrapolated; 0 if it was reached, or nothing is known."""
         run = self.trials[candidate].runs.get(0)
-        if run is None or not run.points or self._needed(run) is not None:
+        if run is None or not run.points or self._count_needed_epochs(run) is not None:
             return 0.0
         return self._outlook(candidate) / run.seconds * run.epochs
 
@@ -613,23 +518,75 @@ class Search:
             return max(1.0 - value, SMALLEST)
         return 1 / max(value, SMALLEST) if self.goal.metric.higher else max(value, SMALLEST)
 
-    def _change_rates(self) -> None:
-        """Try twice and half the learning rate of the fastest, as long as that helps.
+    def _improve(self) -> None:
+        """Run what promises most, again and again, while there is time for searching.
 
-        Besides, one process with the optimizer of whatever has reached the target with another one than the run's update.
+        Twice and half the learning rate of the fastest are among the candidates. If something has reached the target with
+        another optimizer than the run's update, so is one process with that optimizer, with every batch and rate.
         """
-        for _ in range(ROUNDS):
-            best = self.best()
-            if best is None:
-                return
-            baselines = (one for reached in self.times() for one in self.space.baselines(reached))
-            new = [one for one in (*self.space.neighbours(best), *baselines) if one not in self.trials]
-            self.trials |= {one: Trial(one) for one in new}
-            if not new or self.clock() >= self._search_end():
-                return
-            self._rung(new, math.inf, self._search_end())
-            if self.best() == best:
-                return
+        taken: list[Candidate] = []
+        going_on = True
+        while going_on and (best := self.best()) is not None and self._can_start():
+            going_on = False
+            others = {one.optimizer for one in self.times()} - {""}
+            like = [one for one in self.space.candidates if one.optimizer in others]
+            for new in (
+                *self.space.neighbours(best),
+                *(new for one in like for new in self.space.baselines(one)),
+            ):
+                self.trials.setdefault(new, Trial(new))
+            for one in sorted(filter(self._may_improve, self.trials), key=self._promise, reverse=True):
+                epochs = self._epochs_to_improve(one)
+                if epochs > self._longest(self.trials[one]) and not self._too_long_alone(one, epochs):
+                    going_on = self._observe(one, epochs=epochs, seed=0) or bool(self.trials[one].failed)
+                    taken.append(one)
+                    break
+        self.rungs.append((math.inf, tuple(taken)))
+
+    def _epochs_to_improve(self, candidate: Candidate) -> int:
+        """Return the epochs for which to run a candidate that promises to be the fastest; 0: there is no time."""
+        epochs, end = self._epochs(candidate, math.inf), self._search_end()
+        if self._fits(candidate, epochs, end):
+            return epochs
+        fewer, seconds = self._epochs_that_fit(candidate, end), self._seconds(candidate)
+        return fewer if seconds and fewer * seconds >= self._expected_seconds(candidate) else 0
+
+    def _may_improve(self, candidate: Candidate) -> bool:
+        """Return True if a candidate that has not reached the target could be faster than the fastest that has."""
+        trial = self.trials[candidate]
+        if trial.failed or any(map(self._count_needed_epochs, trial.runs.values())):
+            return False
+        if why := self._cannot_win(candidate):
+            trial.left_out = why
+        return not why
+
+    def _promise(self, candidate: Candidate) -> float:
+        """Return the seconds by which a candidate is expected to be faster than the fastest, for each second of its run.
+
+        Its time to the target is taken to have a log-normal distribution around what would be bet on. If it is slower, it
+        changes nothing, so the expected gain is above 0 (the "expected improvement" of Bayesian optimization).
+        """
+        best = self.best()
+        assert best is not None
+        fastest, expected = self.times()[best].mean, self._expected_seconds(candidate)
+        cost = self._expected_start() + self._epochs(candidate, math.inf) * (
+            self._clock_seconds(candidate) or 0.0
+        )
+        if not math.isfinite(expected) or not fastest:
+            return 0.0
+        sigma = self._doubt(candidate)
+        nearer = math.log(fastest / expected) / sigma
+        gain = fastest * _PHI(nearer) - expected * math.exp(sigma**2 / 2) * _PHI(nearer - sigma)
+        return gain / cost
+
+    def _doubt(self, candidate: Candidate) -> float:
+        """Return the standard deviation of the logarithm of a candidate's expected seconds to the target."""
+        measured = candidate.speed in self._measured or self.space.options is not None
+        speed = DOUBT_MEASURED if measured else DOUBT_PREDICTED
+        if not candidate.equals_serial:
+            return math.hypot(speed, DOUBT_OTHER_STEPS)
+        _, reached, _ = self._learned.get(candidate.steps, (0, False, candidate))
+        return math.hypot(speed, DOUBT_MEASURED if reached else DOUBT_EPOCHS)
 
     def _repeat(self) -> None:
         """Repeat the fastest and those within the noise of it, until the differences are clear or the budget is spent."""
@@ -642,15 +599,21 @@ class Search:
             if len(trial.runs) >= MOST_RUNS:
                 self.over = "more repetitions would show little"
                 return
-            epochs = max(self._needed(run) or run.epochs for run in trial.runs.values())
-            epochs = (
-                min(self.most_epochs, epochs + 1 + epochs // 2) if self.space.grows else self._longest(trial)
-            )
+            epochs = self._epochs_of_repetition(trial)
             if not self._fits(one, epochs, self._began + self.budget):
                 return
             seed = next(number for number in range(MOST_RUNS + 1) if number not in trial.runs)
             if not self._observe(one, epochs=epochs, seed=seed):
                 return
+
+    def _epochs_of_repetition(self, trial: Trial) -> int:
+        """Return the epochs for another seed: some more than were needed so far, if what it needs can be seen."""
+        if not self.space.grows:
+            return self._longest(trial)
+        epochs = max(self._count_needed_epochs(run) or run.epochs for run in trial.runs.values())
+        if any(len(run.points) < run.epochs for run in trial.runs.values()):
+            return epochs  # evaluated only at the end: more epochs would count as needed
+        return min(self.most_epochs, epochs + 1 + epochs // 2)
 
     # ---- what is known
 
@@ -660,12 +623,11 @@ class Search:
             return self._times
         found = {}
         for one, trial in self._tried.items():
-            reached = {seed: self._reached(run) for seed, run in trial.runs.items()}
+            reached = {seed: self._find_time_to_target(run) for seed, run in trial.runs.items()}
             seconds = [time_[0] for time_ in reached.values() if time_ is not None]
             if seconds:
                 found[one] = Timing(seconds=tuple(seconds), missed=len(reached) - len(seconds))
-        noise = pooled_noise(found.values())
-        self._times = {one: replace(timing, noise=noise) for one, timing in found.items()}
+        self._times = with_noise(found)
         return self._times
 
     def best(self) -> Candidate | None:
@@ -683,7 +645,7 @@ class Search:
             for one in sorted(found, key=lambda one: found[one].key)[: MOST_FINALISTS + 1]
             if one != best
             and found[one].mean <= CLOSE * found[best].mean
-            and not parted(found[best], found[one])
+            and not differ(found[best], found[one])
         ]
         if not near and len(found[best].seconds) + found[best].missed >= 3:
             return []
@@ -692,7 +654,9 @@ class Search:
     def nearest(self) -> Candidate | None:
         """Return the candidate that came nearest to the target, if none reached it."""
         metric = self.goal.metric
-        values = {one: metric.best(value for _, value in trial.points) for one, trial in self.trials.items()}
+        values = {
+            one: metric.best(point.value for point, _ in trial.points) for one, trial in self.trials.items()
+        }
         known = {one: value for one, value in values.items() if value is not None}
         return min(known, key=lambda one: metric.key(known[one]), default=None)
 
@@ -701,24 +665,37 @@ class Search:
         trial = self.trials[candidate]
         if not self.space.grows:
             return self._longest(trial)
-        return max((self._needed(run) or run.epochs for run in trial.runs.values()), default=1)
+        return max((self._count_needed_epochs(run) or run.epochs for run in trial.runs.values()), default=1)
+
+    def choose_repetition(self, candidate: Candidate) -> tuple[int, int]:
+        """Return a seed with which the candidate reached the target, the first one if it did, and the epochs to it.
+
+        Runs whose length is fixed have all of their epochs; those that end at the target come before the others.
+        """
+        goal, reached = self.goal, []
+        for number, run in sorted(self.trials[candidate].runs.items()):
+            if (needed := self._count_needed_epochs(run)) is not None:
+                left = not (self.space.grows or goal.metric.reaches(run.points[-1].value, goal.value))
+                reached.append((left, number, needed))
+        _, number, needed = min(reached)
+        return self.seed(number), needed if self.space.grows else self.most_epochs
 
     def epoch_seconds(self, candidate: Candidate) -> float | None:
         """Return the measured seconds of an epoch; None if it was never run."""
         return self._measured.get(candidate.speed)
 
-    def _reached(self, run: Observed) -> tuple[float, int] | None:
+    def _find_time_to_target(self, run: Observed) -> tuple[float, int] | None:
         """Return the seconds and the number of epochs after which a run had reached the target."""
         metric, value = self.goal.metric, self.goal.value
         if run.diverged:
             return None
-        for number, (seconds, found) in enumerate(run.points, 1):
-            if metric.reaches(found, value):
-                return seconds, number
+        for point in run.points:
+            if metric.reaches(point.value, value):
+                return point.seconds, point.epoch
         return None
 
-    def _needed(self, run: Observed) -> int | None:
-        reached = self._reached(run)
+    def _count_needed_epochs(self, run: Observed) -> int | None:
+        reached = self._find_time_to_target(run)
         return None if reached is None else reached[1]
 
     def _longest(self, trial: Trial) -> int:
@@ -749,7 +726,7 @@ class Search:
         """Return the fewest epochs that a candidate may need, and how that is known."""
         least, why = 1, ""
         for run in self.trials[candidate].runs.values():
-            if self._needed(run) is None:
+            if self._count_needed_epochs(run) is None:
                 least, why = max(least, run.epochs + 1), f"target not reached in {count(run.epochs, 'epoch')}"
         if candidate.steps in self._learned:
             needs, reached, other = self._learned[candidate.steps]
@@ -761,7 +738,7 @@ class Search:
                 why = f"learns no more from a sample than {other}, which needs {many}"
         return least, why
 
-    def _expected(self, candidate: Candidate) -> float:
+    def _expected_seconds(self, candidate: Candidate) -> float:
         """Return the seconds to the target that one would bet on, to try the most promising first."""
         seconds = self._seconds(candidate)
         if seconds is None:
@@ -772,12 +749,18 @@ class Search:
             if one != candidate
             and (one.speed == candidate.speed or (one.family == candidate.family and not one.equals_serial))
         ]
-        if (tried := self.trials[candidate]).runs and not any(map(self._needed, tried.runs.values())):
+        if (tried := self.trials[candidate]).runs and not any(
+            map(self._count_needed_epochs, tried.runs.values())
+        ):
             return self._outlook(candidate)
-        if candidate.equals_serial and self._learned.get(candidate.steps, (0, False))[1]:
+        if candidate.equals_serial and candidate.steps in self._learned:
             return float(seconds * self._expected_epochs(candidate))
-        lost = sum(not any(map(self._needed, trial.runs.values())) for trial in others)
-        return float(seconds * self._expected_epochs(candidate) * 2**lost)
+        lost = sum(not any(map(self._count_needed_epochs, trial.runs.values())) for trial in others)
+        return float(
+            seconds
+            * self._expected_epochs(candidate)
+            * (LOST if candidate.equals_serial else LOST_OTHER) ** lost
+        )
 
     def _expected_epochs(self, candidate: Candidate) -> float:
         """Return the epochs to the target that one would bet on.
@@ -802,7 +785,7 @@ class Search:
 
     def _cannot_win(self, candidate: Candidate) -> str:
         """Return why a candidate cannot be faster than the fastest so far; empty if it may be."""
-        if why := self._dominated(candidate):
+        if why := self._find_dominating(candidate):
             return why
         best = self.best()
         if best is None or candidate == best:
@@ -814,7 +797,7 @@ class Search:
             return ""
         return f"{how}{'; ' if how and why else ''}{why}"
 
-    def _dominated(self, candidate: Candidate) -> str:
+    def _find_dominating(self, candidate: Candidate) -> str:
         """Return which other candidate takes the same steps faster, or steps that teach at least as much; empty: none."""
         fastest, other = self._fastest.get(candidate.batch, (math.inf, candidate))
         if (
@@ -861,9 +844,9 @@ class Search:
 
     def _can_start(self) -> bool:
         """Return True if what is left of the budget may be enough for a run."""
-        return self._left() > STOP + min(self._overheads, default=0.0)
+        return self._count_seconds_left() > STOP + min(self._overheads, default=0.0)
 
-    def _left(self) -> float:
+    def _count_seconds_left(self) -> float:
         return self._began + self.budget - self.clock()
 
     def _search_end(self, share: float = 1.0) -> float:
@@ -872,7 +855,7 @@ class Search:
         `share`: the part of what is left that one rung may use.
         """
         whole = self._began + self.budget - self._phase
-        end = self._phase + whole * (SEARCH_SHARE if self.times() else 1.0)
+        end = self._phase + whole * (self._search_share if self.times() else 1.0)
         return self.clock() + share * (end - self.clock())
 
     def _first_allowance(self) -> float:
@@ -880,7 +863,7 @@ class Search:
         known = [found for one in self.trials if (found := self._seconds(one)) is not None]
         share = min(self.budget / FIRST_RUNG, START)
         if self.space.options is None:
-            return max(min(known, default=0.0), share)
+            return max(min(known, default=0.0), share, fmean(self._overheads or [0.0]))
         # Simulated ranks compute on one core here: as many epochs as one process makes in that time.
         return max(self._alone() or share, share)
 
@@ -915,7 +898,8 @@ class Search:
             return 0
         return int(room / each) + self.bench.saved_epochs(candidate, epochs=self.most_epochs)
 
-    def _seed(self, number: int) -> int:
+    def seed(self, number: int) -> int:
+        """Return the seed of a candidate's first run (0) or of a repetition."""
         return self.space.base.seed + number
 
     def _steps(self, candidate: Candidate) -> int:
@@ -925,9 +909,9 @@ class Search:
 
     def _observe(self, candidate: Candidate, *, epochs: int, seed: int) -> bool:
         """Run a candidate, or find its record; return False if it failed or was ended."""
-        trial, number = self.trials[candidate], self._seed(seed)
+        trial, number = self.trials[candidate], self.seed(seed)
         found = self.bench.find(candidate, epochs=epochs, seed=number)
-        left, patience = self._left(), self._patience(candidate, epochs)
+        left, patience = self._count_seconds_left(), self._patience(candidate, epochs)
         if found is None:
             if not self._can_start():
                 return False
@@ -937,18 +921,21 @@ class Search:
             try:
                 found = self.bench.run(candidate, epochs=epochs, seed=number, limit=limit)
             except KeyboardInterrupt:
+                trial.stopped = f"interrupted after {self.clock() - began:.0f} s"
                 self._note_cut(candidate, seed)
                 raise
             self._note_spent(candidate, self.clock() - began)
             if isinstance(found, Observed) and found.wall is not None:
                 self._note_wall(candidate, found)
         if isinstance(found, Failed):
-            if found.late:
+            if found.late or found.stuck:
                 self._note_cut(candidate, seed)
-            else:
+            if not found.late:
                 self._failures += 1
             if not found.late or patience < left:
-                trial.failed = f"{TOO_SLOW}: {found.why}" if found.late else found.why
+                trial.failed = f"{TOO_SLOW}, {found.why.partition(':')[0]}" if found.late else found.why
+            else:
+                trial.stopped = found.why
             if found.late and patience < left and self.space.program is None:  # others like it are as slow
                 self._note_speed(candidate, (patience - self._expected_start()) / epochs)
             self._give_up()
@@ -973,7 +960,7 @@ class Search:
         found, trial = self.bench.cut(), self.trials[candidate]
         if found is None:
             return
-        if self._needed(found) is not None:
+        if self._count_needed_epochs(found) is not None:
             self.note(candidate, seed, found)
         elif seed == 0 and (trial.cut is None or found.epochs > trial.cut.epochs):
             trial.cut = found
@@ -1004,7 +991,7 @@ class Search:
 
     def _learn(self, candidate: Candidate, run: Observed) -> None:
         """Note the epochs that serial training with this batch and learning rate needs."""
-        needs = self._needed(run)
+        needs = self._count_needed_epochs(run)
         at_least, reached, _ = self._learned.get(candidate.steps, (0, False, candidate))
         if not reached and (needs is not None or run.epochs >= at_least):
             self._learned[candidate.steps] = (needs or run.epochs + 1, needs is not None, candidate)

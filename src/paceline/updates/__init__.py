@@ -121,10 +121,10 @@ class Clipped:
         self.update.apply(x, g, eta, state, scale * factor if factor < 1 else scale)
 
 
-def not_negative(what: str, value: float) -> None:
+def check_not_negative(what: str, value: float) -> None:
     """Check that a hyper-parameter is finite and at least 0.
 
-    >>> not_negative("weight-decay of sgd", -1)
+    >>> check_not_negative("weight-decay of sgd", -1)
     Traceback (most recent call last):
     paceline.errors.UsageError: weight-decay of sgd must be at least 0; got -1
     """
@@ -132,10 +132,10 @@ def not_negative(what: str, value: float) -> None:
         raise UsageError(f"{what} must be at least 0; got {value}")
 
 
-def positive(what: str, value: float) -> None:
+def check_positive(what: str, value: float) -> None:
     """Check that a hyper-parameter is finite and above 0.
 
-    >>> positive("epsilon of adam", 0)
+    >>> check_positive("epsilon of adam", 0)
     Traceback (most recent call last):
     paceline.errors.UsageError: epsilon of adam must be above 0; got 0
     """
@@ -143,10 +143,10 @@ def positive(what: str, value: float) -> None:
         raise UsageError(f"{what} must be above 0; got {value}")
 
 
-def below_one(what: str, value: float) -> None:
+def check_below_one(what: str, value: float) -> None:
     """Check that a hyper-parameter is at least 0 and below 1.
 
-    >>> below_one("beta of momentum", 1)
+    >>> check_below_one("beta of momentum", 1)
     Traceback (most recent call last):
     paceline.errors.UsageError: beta of momentum must be at least 0 and below 1; got 1
     """

@@ -169,9 +169,9 @@ class TorchOptimizer:
     def signature(self) -> tuple[Any, ...]:
         """Return what changes when a group is added, or other tensors are left alone."""
         sizes = [len(group["params"]) for group in self.optimizer.param_groups]
-        return (*sizes, self.left_alone())
+        return (*sizes, self.find_left_alone())
 
-    def left_alone(self) -> frozenset[int]:
+    def find_left_alone(self) -> frozenset[int]:
         """Return the numbers of the places that the next step does not change, because they have no gradient."""
         if self.absent is not None:
             return self.absent
@@ -268,7 +268,7 @@ class TorchOptimizer:
                     mine = value.reshape(-1)[start - place.part.start : stop - place.part.start]
                     state[entry.name][start - state.first : stop - state.first] = mine
                 else:
-                    self.stored(state, number, entry)[...] = value
+                    self.view_entry(state, number, entry)[...] = value
             state["steps"][number] = 1
 
     def take_over(self, x: Array, state: TorchState) -> None:
@@ -292,7 +292,7 @@ class TorchOptimizer:
                     values = torch.from_numpy(vectors[entry.name][place.part].copy())
                     memory[entry.name] = values.view(place.tensor.shape)
                 else:
-                    value = self.stored(state, number, entry)
+                    value = self.view_entry(state, number, entry)
                     memory[entry.name] = (
                         torch.from_numpy(value.copy()) if entry.kind is Tensor else entry.kind(value)
                     )
@@ -300,7 +300,7 @@ class TorchOptimizer:
                 found[place.tensor] = memory
         return found
 
-    def stored(self, state: State, place: int, entry: Entry) -> Array:
+    def view_entry(self, state: State, place: int, entry: Entry) -> Array:
         """Return the view of an entry of one place that is not one number for each parameter."""
         if self.elementwise:
             of_place: Array = state[entry.name][place]
@@ -400,7 +400,7 @@ class PartOptimizer:
                     view.copy_(value)
                     memory[entry.name] = view
                 else:
-                    self._update.stored(state, unit.place, entry)[...] = value
+                    self._update.view_entry(state, unit.place, entry)[...] = value
             if entry.shape is not None and self._update.elementwise and unit.alike.size > 1:
                 state[entry.name][unit.alike] = state[entry.name][unit.place]
 
@@ -442,7 +442,7 @@ class PartOptimizer:
         """Return, for every place, what it has in common with those of the same history; None if it is left alone."""
         update = self._update
         found: list[Any] = []
-        alone = update.left_alone()
+        alone = update.find_left_alone()
         for number, group in enumerate(update.groups()):
             if group < 0 or number in alone:
                 found.append(None)
@@ -450,7 +450,7 @@ class PartOptimizer:
                 found.append(number)
             else:
                 numbers = [
-                    update.stored(state, number, entry).tobytes()
+                    update.view_entry(state, number, entry).tobytes()
                     for entry in self._layout.entries[number]
                     if entry.shape is not None
                 ]
@@ -468,7 +468,7 @@ class PartOptimizer:
             if entry.shape is None:
                 memory[entry.name] = torch.from_numpy(state[entry.name][start:stop])
             else:
-                value = update.stored(state, first, entry)
+                value = update.view_entry(state, first, entry)
                 memory[entry.name] = torch.from_numpy(value) if entry.kind is Tensor else entry.kind(value)
         group = update.groups()[first]
         return Unit(tensor, group, slice(start, stop), first, np.array(alike), memory)

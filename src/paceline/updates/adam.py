@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.updates import Array, State, below_one, not_negative, positive
+from paceline.updates import Array, State, check_below_one, check_not_negative, check_positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,10 +34,10 @@ class Adam:
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        below_one("beta1 of adam", self.beta1)
-        below_one("beta2 of adam", self.beta2)
-        positive("epsilon of adam", self.epsilon)
-        not_negative("weight-decay of adam", self.weight_decay)
+        check_below_one("beta1 of adam", self.beta1)
+        check_below_one("beta2 of adam", self.beta2)
+        check_positive("epsilon of adam", self.epsilon)
+        check_not_negative("weight-decay of adam", self.weight_decay)
 
     def start(self, x: Array) -> State:
         return {"m": np.zeros_like(x), "v": np.zeros_like(x), "t": np.zeros(1, np.int64)}

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.updates import Array, State, below_one, not_negative, scale_and_decay
+from paceline.updates import Array, State, check_below_one, check_not_negative, scale_and_decay
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +30,8 @@ class Nesterov:
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        below_one("beta of nesterov", self.beta)
-        not_negative("weight-decay of nesterov", self.weight_decay)
+        check_below_one("beta of nesterov", self.beta)
+        check_not_negative("weight-decay of nesterov", self.weight_decay)
 
     def start(self, x: Array) -> State:
         return {"v": np.zeros_like(x)}

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.updates import Array, State, below_one, positive
+from paceline.updates import Array, State, check_below_one, check_positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,8 +29,8 @@ class Rms:
     epsilon: float = 1e-8
 
     def __post_init__(self) -> None:
-        below_one("decay of rms", self.decay)
-        positive("epsilon of rms", self.epsilon)
+        check_below_one("decay of rms", self.decay)
+        check_positive("epsilon of rms", self.epsilon)
 
     def start(self, x: Array) -> State:
         return {"s": np.zeros_like(x), "_work": np.empty_like(x)}

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from paceline.updates import Array, State, not_negative
+from paceline.updates import Array, State, check_not_negative
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class Sgd:
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        not_negative("weight-decay of sgd", self.weight_decay)
+        check_not_negative("weight-decay of sgd", self.weight_decay)
 
     def start(self, x: Array) -> State:
         return {}

@@ -14,11 +14,11 @@ unchanged.
 
 from __future__ import annotations
 
+import math
 import threading
 from typing import Any, NoReturn
 
 import mpi4py
-import numpy as np
 from greenlet import getcurrent
 
 from paceline.vmpi import constants as _constants
@@ -345,6 +345,8 @@ def Get_hw_resource_info() -> Any:
 
 
 def Alloc_mem(size: int, info: Any = None) -> buffer:
+    if size < 0:
+        raise Exception(f"MPI_ERR_ARG: a number of bytes must be at least 0; got {size}", _constants.ERR_ARG)
     return buffer.allocate(size)
 
 
@@ -385,11 +387,18 @@ def Iflush_buffer() -> Any:
 
 
 def Get_error_class(errorcode: int) -> int:
+    _check_error(errorcode)
     return _error_codes.class_of(errorcode)
 
 
 def Get_error_string(errorcode: int) -> str:
+    _check_error(errorcode)
     return _error_codes.describe(errorcode)
+
+
+def _check_error(errorcode: int) -> None:
+    if not 0 <= errorcode <= max(_error_codes.latest, _constants.ERR_LASTCODE):
+        raise Exception(f"MPI_ERR_ARG: there is no error number {errorcode}", _constants.ERR_ARG)
 
 
 def Add_error_class() -> int:
@@ -437,10 +446,13 @@ def Compute_dims(nnodes: int, dims: int | list[int]) -> list[int]:
     >>> Compute_dims(12, 2), Compute_dims(12, [0, 3])
     ([4, 3], [4, 3])
     """
+    if isinstance(dims, int) and dims < 0:
+        raise ValueError(f"the number of dimensions must be at least 0; got {dims}")
     wanted = [0] * dims if isinstance(dims, int) else list(dims)
-    rest, more = divmod(nnodes, int(np.prod([each for each in wanted if each] or [1])))
-    if more:
-        raise ValueError(f"{nnodes} ranks cannot be laid out as {wanted}")
+    fixed = math.prod(each for each in wanted if each)
+    if nnodes < 1 or min(wanted, default=0) < 0 or nnodes % fixed or (all(wanted) and nnodes != fixed):
+        raise Exception(f"MPI_ERR_DIMS: {nnodes} ranks cannot be laid out as {wanted}", _constants.ERR_DIMS)
+    rest = nnodes // fixed
     free = [place for place, each in enumerate(wanted) if not each]
     found = [1] * len(free)
     factor = 2

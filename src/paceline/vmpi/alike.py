@@ -5,6 +5,10 @@
     GroupTime     the clocks of a group: what `Wtime` returns; they are added and subtracted like numbers
     a collective  is called by all groups, and evaluated once
 
+A non-blocking Allreduce is one of these if it advances by itself (`progress=thread`): its end is known when all have
+called it. Ranks of a group may find it done at different times, so a program must not depend on that: it waits for all
+collectives that it has started, and does nothing between that takes time.
+
 Ten thousand ranks that compute and sum are a few operations on arrays in each step, instead of ten thousand Python
 programs. Virtual times are those of ranks that are simulated one by one, bit for bit. There is no result (`NotAlike`) if
 the ranks of a group turn out to differ: in messages of their own, in communicators of some of them, in a decision by the
@@ -22,7 +26,7 @@ from greenlet import GreenletExit, getcurrent, greenlet
 from numpy.typing import NDArray
 
 from paceline.vmpi.buffers import BufferMemory
-from paceline.vmpi.collectives import check_op, is_untold
+from paceline.vmpi.collectives import check_op, lacks_contents
 from paceline.vmpi.compute import Compute
 from paceline.vmpi.handles import Attributes
 from paceline.vmpi.memory import is_in_place
@@ -67,6 +71,9 @@ class GroupTime:
             raise NotAlike("the clocks of some ranks are later than others")
         return False
 
+    def __lt__(self, other: Any) -> bool:
+        return not self >= other
+
     def __float__(self) -> float:
         return float(self.of[0])
 
@@ -104,6 +111,7 @@ class Together:
         self.evaluates = can_evaluate(self)
         self.node_of = tuple(self.wires.node)
         self.MPI = make_module()
+        vars(self.MPI).update(Request=AlikeRequest)
         self._drained, self._latest = np.full(len(self.ranks), -1.0), dict[int, dict[int, float]]()
         self._asked: Any = None
         self._given: list[Any] = []
@@ -150,6 +158,15 @@ class Together:
             group.t = np.maximum(group.t, end)
         self._drained = np.full(len(self.ranks), end)
 
+    def begin(self, name: str, nbytes: int) -> float:
+        """Begin a non-blocking collective that all ranks have called; return when it ends."""
+        latest = max(float(group.t.max()) for group in self.groups)
+        return float(self.wires.join(name, self.ranks, nbytes, latest))
+
+    def take_in(self, group: AlikeRanks, which: Array, until: Array) -> None:
+        """Note the times until which some ranks of a group have taken in what arrived."""
+        self._drained[group.ranks.start : group.ranks.stop][which] = until[which]
+
     def pass_rounds(self, whole: Any, recv: Any, *, in_place: bool) -> Array:
         """Let all ranks pass a collective of rounds; return the bytes and messages that each has sent."""
         before = ClockState(np.concatenate([group.t for group in self.groups]), self._drained, self._latest)
@@ -161,6 +178,40 @@ class Together:
             group.t = state.t[group.ranks.start : group.ranks.stop]
         _, self._drained, self._latest = state
         return sent
+
+
+class AlikeRequest:
+    """A non-blocking collective of all ranks, as a group sees it."""
+
+    __slots__ = ("_end", "_found", "_group", "_together", "_waited")
+
+    def __init__(self, together: Together, group: AlikeRanks, end: float) -> None:
+        self._together, self._group, self._end = together, group, end
+        self._found = np.zeros(len(group.ranks), bool)
+        """The ranks that have found it done, and do not test it again."""
+        self._waited = False
+
+    def Test(self) -> bool:
+        """Let the ranks that have not found it done look whether it is; return False until the group has waited."""
+        if not self._waited:
+            group, asking = self._group, ~self._found
+            self._together.take_in(group, asking, group.t)
+            self._found |= self._end <= group.t
+            group.t = np.where(self._found, group.t, group.t + self._together.wires.poll)
+        return self._waited
+
+    def Wait(self) -> None:
+        if not self._waited:
+            group = self._group
+            self._together.take_in(group, group.t < self._end, np.full(len(group.t), self._end))
+            group.t = np.maximum(group.t, self._end)
+            self._waited = True
+
+    @classmethod
+    def Waitany(cls, requests: Sequence[AlikeRequest]) -> int:
+        """Wait for the first one: ranks that take them in another order have waited as long when all are done."""
+        requests[0].Wait()
+        return 0
 
 
 class AlikeComm(Attributes):
@@ -178,7 +229,7 @@ class AlikeComm(Attributes):
             raise AttributeError(name)
         raise NotAlike(f"some ranks use {name}")
 
-    def _cached(self) -> dict[int, Any]:
+    def _get_attributes(self) -> dict[int, Any]:
         return self._attributes
 
     def Get_rank(self) -> int:
@@ -213,9 +264,16 @@ class AlikeComm(Attributes):
 
     def Work(self, kind: str, amount: float) -> None:
         """Let every rank do an amount of work."""
-        compute, group = self._together.compute, self._group
-        if compute is not None:
-            group.t = group.t + compute.seconds_of(kind, amount, group.ranks)
+        self.Compute(self.WorkSeconds(kind, amount))
+
+    def WorkSeconds(self, kind: str, amount: float) -> Any:
+        """Return the seconds that each rank takes for an amount of work, this time."""
+        compute = self._together.compute
+        return 0.0 if compute is None else compute.seconds_of(kind, amount, self._group.ranks)
+
+    def Compute(self, seconds: Any) -> None:
+        """Let every rank compute for this many seconds, or each for its own."""
+        self._group.t = self._group.t + seconds
 
     def Step(self) -> None:
         """Begin the next step."""
@@ -244,20 +302,34 @@ class AlikeComm(Attributes):
         if root:
             raise NotAlike("another rank than the first is the root")
         memory = BufferMemory(buf, writing=self.Get_rank() != 0)
-        told = not is_untold(self._together, "Bcast", memory)
+        told = not lacks_contents(self._together, "Bcast", memory)
         first = self._meet("Bcast", memory.nbytes, memory.read() if told else None)[0]
         if told and self.Get_rank() != 0:
             memory.write(first)
 
     def Allreduce(self, sendbuf: Any, recvbuf: Any, op: Any = None) -> None:
+        self._allreduce(sendbuf, recvbuf, op, lambda nbytes: self._together.synchronize("Allreduce", nbytes))
+
+    def Iallreduce(self, sendbuf: Any, recvbuf: Any, op: Any = None) -> AlikeRequest:
+        together = self._together
+        if together.wires.needs_calls:
+            raise NotAlike("ranks advance a collective by their calls")
+        end = self._allreduce(sendbuf, recvbuf, op, lambda nbytes: together.begin("Allreduce", nbytes))
+        return AlikeRequest(together, self._group, end)
+
+    def _allreduce(self, sendbuf: Any, recvbuf: Any, op: Any, pass_: Callable[[int], Any]) -> Any:
+        """Take part in an Allreduce; `pass_`: lets all ranks pass it. Return what that returns."""
         into = BufferMemory(recvbuf, writing=True)
         send = into if is_in_place(sendbuf) else BufferMemory(sendbuf, writing=False)
-        told = not is_untold(self._together, "Allreduce", into)
+        told = not lacks_contents(self._together, "Allreduce", into)
         ufunc = check_op(op, into.kind).ufunc
         mine = self._times_members(np.frombuffer(send.read(), into.kind), ufunc) if told else None
-        given = self._meet("Allreduce", send.nbytes, mine)
+        given, found = self._together.meet(
+            ("Allreduce", send.nbytes), mine, lambda everything: (everything, pass_(send.nbytes))
+        )
         if told:
             into.write(sum(given).tobytes())
+        return found
 
     def Evaluate(self, whole: Any, send: Array, recv: Array, op: Any) -> tuple[Array, Array]:
         """Take part in a collective of rounds; return the bytes and messages that each rank of the group has sent."""

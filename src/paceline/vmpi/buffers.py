@@ -295,13 +295,14 @@ class Datatype(Attributes):
         found.layout = layout
         return found
 
-    def _used(self) -> Layout:
+    def _unwrap(self) -> Layout:
+        """Return the layout, or raise if the datatype is null."""
         if self.layout is None:
             raise mpi_error("ERR_TYPE", "the null datatype has no elements")
         return self.layout
 
-    def _cached(self) -> dict[int, Any]:
-        return self._used().attributes
+    def _get_attributes(self) -> dict[int, Any]:
+        return self._unwrap().attributes
 
     def __bool__(self) -> bool:
         return self.layout is not None
@@ -325,14 +326,14 @@ class Datatype(Attributes):
     # ---- sizes
 
     def Get_size(self) -> int:
-        return self._used().size
+        return self._unwrap().size
 
     def Get_extent(self) -> tuple[int, int]:
-        lb, ub = self._used().bounds
+        lb, ub = self._unwrap().bounds
         return lb, ub - lb
 
     def Get_true_extent(self) -> tuple[int, int]:
-        lb, ub = self._used().true_bounds
+        lb, ub = self._unwrap().true_bounds
         return lb, ub - lb
 
     size = property(Get_size)
@@ -349,7 +350,7 @@ class Datatype(Attributes):
         return "MPI_DATATYPE_NULL" if self.layout is None else self.layout.name
 
     def Set_name(self, name: str) -> None:
-        self._used().name = name
+        self._unwrap().name = name
 
     name = property(Get_name, Set_name)
 
@@ -382,7 +383,7 @@ class Datatype(Attributes):
     # ---- building
 
     def _build(self, combiner: int, **how: Any) -> Datatype:
-        return type(self)._of(Layout(combiner, self._used(), **how))
+        return type(self)._of(Layout(combiner, self._unwrap(), **how))
 
     def Dup(self) -> Datatype:
         found = self._build(c.COMBINER_DUP)
@@ -397,28 +398,38 @@ class Datatype(Attributes):
 
     def Create_vector(self, count: int, blocklength: int, stride: int) -> Datatype:
         return self._build(
-            c.COMBINER_VECTOR, count=_count(count), blocklength=_count(blocklength), stride=int(stride)
+            c.COMBINER_VECTOR,
+            count=_count(count),
+            blocklength=_count(blocklength, "ERR_ARG"),
+            stride=int(stride),
         )
 
     def Create_hvector(self, count: int, blocklength: int, stride: int) -> Datatype:
         return self._build(
-            c.COMBINER_HVECTOR, count=_count(count), blocklength=_count(blocklength), stride=int(stride)
+            c.COMBINER_HVECTOR,
+            count=_count(count),
+            blocklength=_count(blocklength, "ERR_ARG"),
+            stride=int(stride),
         )
 
     def Create_indexed(self, blocklengths: Sequence[int], displacements: Sequence[int]) -> Datatype:
-        return self._build(c.COMBINER_INDEXED, **_indexed(blocklengths, displacements))
+        return self._build(c.COMBINER_INDEXED, **_list_blocks(blocklengths, displacements))
 
     def Create_hindexed(self, blocklengths: Sequence[int], displacements: Sequence[int]) -> Datatype:
-        return self._build(c.COMBINER_HINDEXED, **_indexed(blocklengths, displacements))
+        return self._build(c.COMBINER_HINDEXED, **_list_blocks(blocklengths, displacements))
 
     def Create_indexed_block(self, blocklength: int, displacements: Sequence[int]) -> Datatype:
         return self._build(
-            c.COMBINER_INDEXED_BLOCK, blocklength=_count(blocklength), displacements=_numbers(displacements)
+            c.COMBINER_INDEXED_BLOCK,
+            blocklength=_count(blocklength, "ERR_ARG"),
+            displacements=_numbers(displacements),
         )
 
     def Create_hindexed_block(self, blocklength: int, displacements: Sequence[int]) -> Datatype:
         return self._build(
-            c.COMBINER_HINDEXED_BLOCK, blocklength=_count(blocklength), displacements=_numbers(displacements)
+            c.COMBINER_HINDEXED_BLOCK,
+            blocklength=_count(blocklength, "ERR_ARG"),
+            displacements=_numbers(displacements),
         )
 
     @classmethod
@@ -433,7 +444,7 @@ class Datatype(Attributes):
         return cls._of(
             Layout(
                 c.COMBINER_STRUCT, blocklengths=_numbers(blocklengths), at=_numbers(displacements),
-                layouts=[each._used() for each in datatypes],
+                layouts=[each._unwrap() for each in datatypes],
             )
         )  # fmt: skip
 
@@ -512,22 +523,22 @@ class Datatype(Attributes):
         """Return the type of a value followed by an index; null if there is none."""
         if not value or not index:
             raise mpi_error("ERR_TYPE", "a pair needs two datatypes; got a null one")
-        first, second = value._used(), index._used()
+        first, second = value._unwrap(), index._unwrap()
         if second.kind[0] not in "iu":
             return cls()
         if second.constant == "INT":
             for name, letter in PAIRS.items():
                 found: Datatype = constants[name]
-                if first is find_letter(letter)._used():  # type: ignore[union-attr]
+                if first is find_letter(letter)._unwrap():  # type: ignore[union-attr]
                     return found
         return cls._of(_pair(first, second))
 
     def Commit(self) -> Datatype:
-        self._used()
+        self._unwrap()
         return self
 
     def Free(self) -> None:
-        layout = self._used()
+        layout = self._unwrap()
         if layout.combiner == c.COMBINER_NAMED:
             raise mpi_error("ERR_TYPE", f"{layout.name} is predefined and cannot be freed")
         self._delete_all()
@@ -537,7 +548,7 @@ class Datatype(Attributes):
 
     @property
     def combiner(self) -> int:
-        return self._used().combiner
+        return self._unwrap().combiner
 
     @property
     def is_named(self) -> bool:
@@ -562,9 +573,9 @@ class Datatype(Attributes):
     contents = property(Get_contents)
 
     def _contents(self) -> tuple[list[int], list[int], list[int], list[Datatype]]:
-        layout = self._used()
+        layout = self._unwrap()
         how, combiner = layout.how, layout.combiner
-        based = [] if layout.base is None else [_public(layout.base)]
+        based = [] if layout.base is None else [_find_datatype(layout.base)]
         if combiner == c.COMBINER_NAMED:
             return [], [], [], []
         if combiner == c.COMBINER_DUP:
@@ -578,10 +589,10 @@ class Datatype(Attributes):
             return [len(how["displacements"]), *lengths], how["displacements"], [], based
         if combiner == c.COMBINER_STRUCT:
             return (
-                [len(how["at"]), *how["blocklengths"]], how["at"], [], [_public(each) for each in how["layouts"]],
+                [len(how["at"]), *how["blocklengths"]], how["at"], [], [_find_datatype(each) for each in how["layouts"]],
             )  # fmt: skip
         if combiner == c.COMBINER_VALUE_INDEX:
-            return [], [], [], [_public(each) for each in how["layouts"]]
+            return [], [], [], [_find_datatype(each) for each in how["layouts"]]
         if combiner in (c.COMBINER_F90_INTEGER, c.COMBINER_F90_REAL, c.COMBINER_F90_COMPLEX):
             return list(how.values()), [], [], []
         if combiner == c.COMBINER_SUBARRAY:
@@ -598,7 +609,7 @@ class Datatype(Attributes):
 
     def decode(self) -> tuple[Datatype, str, dict[str, Any]]:
         """Return the datatype that this one was built from, how, and the arguments of the call that did."""
-        layout = self._used()
+        layout = self._unwrap()
         if layout.combiner == c.COMBINER_NAMED:
             return self, "NAMED", {}
         how = {
@@ -608,13 +619,13 @@ class Datatype(Attributes):
         }
         if layout.combiner == c.COMBINER_STRUCT:
             how |= {"displacements": list(layout.how["at"])}
-            how |= {"datatypes": [_public(each) for each in layout.how["layouts"]]}
+            how |= {"datatypes": [_find_datatype(each) for each in layout.how["layouts"]]}
         elif layout.combiner == c.COMBINER_VALUE_INDEX:
-            how = dict(zip(("value", "index"), map(_public, layout.how["layouts"]), strict=True))
+            how = dict(zip(("value", "index"), map(_find_datatype, layout.how["layouts"]), strict=True))
         free = layout.combiner in (
             c.COMBINER_F90_INTEGER, c.COMBINER_F90_REAL, c.COMBINER_F90_COMPLEX,
         )  # fmt: skip
-        base = constants["DATATYPE_NULL"] if free or layout.base is None else _public(layout.base)
+        base = constants["DATATYPE_NULL"] if free or layout.base is None else _find_datatype(layout.base)
         return base, _COMBINERS[layout.combiner], how
 
     # ---- packing
@@ -644,7 +655,7 @@ class Datatype(Attributes):
 
     def _pack(self, inbuf: Any, outbuf: Any, position: int, swap: bool) -> int:
         from_bytes, into = raw_bytes(inbuf), raw_bytes(outbuf, writing=True)
-        packed = self._used().pack(from_bytes, 0, self._elements(from_bytes.nbytes))
+        packed = self._unwrap().pack(from_bytes, 0, self._elements(from_bytes.nbytes))
         if swap:
             packed = self._swap(packed)
         end = position + packed.nbytes
@@ -660,11 +671,11 @@ class Datatype(Attributes):
         if position < 0 or end > given.nbytes:
             raise mpi_error("ERR_TRUNCATE", f"{end - position} bytes at {position} exceed {given.nbytes}")
         data = given[position:end]
-        self._used().unpack(self._swap(data) if swap else data, into, 0, count)
+        self._unwrap().unpack(self._swap(data) if swap else data, into, 0, count)
         return end
 
     def _elements(self, nbytes: int) -> int:
-        extent = self._used().extent
+        extent = self._unwrap().extent
         if extent <= 0:
             raise ValueError(f"the number of elements of extent {extent} is unknown")
         return nbytes // extent
@@ -673,7 +684,7 @@ class Datatype(Attributes):
         """Reverse the order of the bytes of each number."""
         found, at = packed.copy(), 0
         while at < found.nbytes:
-            for _, length, kind in self._used().runs:
+            for _, length, kind in self._unwrap().runs:
                 part = found[at : at + length]
                 if kind[0] != "V" and np.dtype(kind).itemsize > 1:
                     part.view(kind).byteswap(inplace=True)
@@ -686,10 +697,10 @@ _COMBINERS = {
 }
 
 
-def _count(number: Any) -> int:
+def _count(number: Any, kind: str = "ERR_COUNT") -> int:
     found = int(number)
     if found < 0:
-        raise mpi_error("ERR_ARG", f"a count must be at least 0; got {found}")
+        raise mpi_error(kind, f"a count must be at least 0; got {found}")
     return found
 
 
@@ -697,9 +708,11 @@ def _numbers(given: Sequence[int]) -> list[int]:
     return [int(number) for number in given]
 
 
-def _indexed(blocklengths: Any, displacements: Sequence[int]) -> dict[str, list[int]]:
+def _list_blocks(blocklengths: Any, displacements: Sequence[int]) -> dict[str, list[int]]:
     at = _numbers(displacements)
     lengths = [int(blocklengths)] * len(at) if np.ndim(blocklengths) == 0 else _numbers(blocklengths)
+    for length in lengths:
+        _count(length, "ERR_ARG")
     if len(lengths) != len(at):
         raise ValueError(f"{len(at)} displacements need as many lengths; got {len(lengths)}")
     return {"blocklengths": lengths, "displacements": at}
@@ -733,10 +746,10 @@ def _pair(value: Layout, index: Layout) -> Layout:
 
 
 def _f90(cls: type[Datatype], combiner: int, name: str, **how: int) -> Datatype:
-    return cls._of(Layout(combiner, constants[name]._used(), **how))
+    return cls._of(Layout(combiner, constants[name]._unwrap(), **how))
 
 
-def _public(layout: Layout) -> Datatype:
+def _find_datatype(layout: Layout) -> Datatype:
     """Return the datatype of a layout; one of MPI's own is always the same object."""
     found = Datatype._of(layout) if layout.constant is None else constants[layout.constant]
     assert isinstance(found, Datatype)
@@ -817,7 +830,7 @@ def make_datatypes() -> dict[str, Datatype]:
     found |= {alias: found[name] for alias, name in ALIASES.items()}
     for name, letter in PAIRS.items():
         value = next(each for each in found.values() if each.typechar == letter)
-        pair = _pair(value._used(), found["INT"]._used())
+        pair = _pair(value._unwrap(), found["INT"]._unwrap())
         layout = PairLayout(pair)
         layout.name, layout.constant = f"MPI_{name}", name
         found[name] = Datatype._of(layout)
@@ -856,7 +869,7 @@ def memory_of(given: Any) -> tuple[memoryview, str]:
     """
     if given.__class__ is not np.ndarray and (given is None or isinstance(given, (list, tuple))):
         elements = Elements(given)
-        return elements.packed(), elements.layout.kind
+        return elements.pack(), elements.layout.kind
     try:
         view: memoryview = memoryview(given)  # type: ignore[arg-type]
     except (TypeError, BufferError):
@@ -874,9 +887,10 @@ ARRAY_KINDS = {np.dtype(letter): memory_of(np.empty(0, letter))[1] for letter in
 def write_bytes(memory: Any, data: bytes | memoryview) -> None:
     """Write bytes to the start of contiguous memory, whatever its elements are."""
     if data.__class__ is bytes:
-        BytesIO(data).readinto(memory)  # half the time of a memoryview that is cast
-    elif data:
-        as_bytes(memory)[: len(data)] = np.frombuffer(data, np.uint8)
+        if data:  # memory for nothing may be read-only
+            BytesIO(data).readinto(memory)  # half the time of a memoryview that is cast
+    elif nbytes := memoryview(data).nbytes:
+        as_bytes(memory)[:nbytes] = np.frombuffer(data, np.uint8)
 
 
 def unpack_spec(given: Any) -> tuple[Any, Any, Any, Any]:
@@ -917,35 +931,41 @@ def type_of(datatype: Any) -> tuple[str, int]:
     return layout.kind, layout.size
 
 
+def _check_known(datatype: Any) -> None:
+    """Raise ValueError, as mpi4py does, if something is to be computed from the extent of the null datatype."""
+    if isinstance(datatype, Datatype) and datatype.layout is None:
+        raise ValueError("the null datatype has no extent: a count is needed, and no displacement")
+
+
 def layout_of(datatype: Any) -> Layout:
     """Return the layout of an MPI datatype, the simulator's or mpi4py's, or of one of NumPy's type letters."""
     if isinstance(datatype, Datatype):
         if datatype.layout is None:
-            raise ValueError("a message cannot consist of elements of the null datatype")
+            raise mpi_error("ERR_TYPE", "a message cannot consist of elements of the null datatype")
         return datatype.layout
     if isinstance(datatype, str):
         found = find_letter(datatype)
         if found is None:
             raise KeyError(datatype)
-        return found._used()
+        return found._unwrap()
     if not hasattr(datatype, "Get_size"):
         raise TypeError(f"expected a datatype; got {type(datatype).__name__}")
-    return _foreign(getattr(datatype, "typechar", "") or "", int(datatype.Get_size()))
+    return _foreign_layout(getattr(datatype, "typechar", "") or "", int(datatype.Get_size()))
 
 
 @lru_cache(maxsize=256)
-def _foreign(letter: str, size: int) -> Layout:
+def _foreign_layout(letter: str, size: int) -> Layout:
     """Return the layout of a datatype of the real mpi4py."""
     kind = KINDS.get(letter) or ("u1" if size == 1 else f"V{size}")
     return named_layout("", letter, size, kind)
 
 
 @lru_cache(maxsize=256)
-def _plain(code: str, itemsize: int) -> Layout:
+def _plain_layout(code: str, itemsize: int) -> Layout:
     """Return the layout of the elements of a buffer, from its format."""
     found = find_letter(code) if code in KINDS else None
     if found is not None:
-        return found._used()
+        return found._unwrap()
     return named_layout("", "", itemsize, kind_of(code))
 
 
@@ -959,7 +979,7 @@ class Elements:
     """Elements of a datatype in a buffer: what one rank sends or receives.
 
     >>> some = Elements([np.arange(6.0), (2, 3)])
-    >>> some.nbytes, some.packed().tobytes() == np.array([3.0, 4.0]).tobytes()
+    >>> some.nbytes, some.pack().tobytes() == np.array([3.0, 4.0]).tobytes()
     (16, True)
     """
 
@@ -972,9 +992,13 @@ class Elements:
         )
         self.view = view = raw_memory(data)
         whole = view.nbytes
-        self.layout = layout = _plain(view.format, view.itemsize) if datatype is None else layout_of(datatype)
+        if count is None or displacement:
+            _check_known(datatype)
+        self.layout = layout = (
+            _plain_layout(view.format, view.itemsize) if datatype is None else layout_of(datatype)
+        )
         extent = layout.extent
-        at = 0 if displacement is None else _whole("displacement", displacement)
+        at = 0 if displacement is None else _as_whole_number("displacement", displacement)
         if at < 0:
             raise ValueError(f"a displacement must be at least 0; got {at}")
         if at and (is_bottom(data) or extent <= 0):
@@ -996,11 +1020,11 @@ class Elements:
             if self.count % blocks:
                 raise ValueError(f"{self.count} elements cannot be cut into {blocks} equal blocks")
         else:
-            self.count = _whole("count", count) * blocks
+            self.count = _as_whole_number("count", count) * blocks
             if self.count < 0:
                 raise ValueError(f"a count must be at least 0; got {self.count}")
             if isinstance(data, BottomType):
-                self.view, base = _at_bottom([(layout, self.start, self.count)])
+                self.view, base = _find_at_bottom([(layout, self.start, self.count)])
                 self.start -= base
                 whole = self.view.nbytes
             _check_fits(layout, self.start, self.count, whole)
@@ -1011,7 +1035,7 @@ class Elements:
         """True if the elements are next to each other in memory."""
         return self.layout.dense
 
-    def packed(self) -> memoryview:
+    def pack(self) -> memoryview:
         """Return the bytes of the elements: the memory itself if it has no gaps, else a copy."""
         if not self.nbytes:
             return memoryview(b"") if self.view.readonly else memoryview(bytearray())
@@ -1026,7 +1050,7 @@ class Elements:
             self.layout.unpack(data, as_bytes(self.view), self.start, self.count)
 
 
-def _at_bottom(parts: Sequence[tuple[Layout, int, int]]) -> tuple[memoryview, int]:
+def _find_at_bottom(parts: Sequence[tuple[Layout, int, int]]) -> tuple[memoryview, int]:
     """Return the memory of elements that are given by their addresses, and the address where it begins."""
     used = [(each, start, count) for each, start, count in parts if count and each.size]
     if not used:
@@ -1047,7 +1071,7 @@ def _check_fits(layout: Layout, start: int, count: int, whole: int) -> None:
         raise ValueError(f"{count} elements from byte {start} on exceed the buffer of {whole} bytes")
 
 
-def _whole(name: str, number: Any) -> int:
+def _as_whole_number(name: str, number: Any) -> int:
     try:
         return number.__index__()  # type: ignore[no-any-return]
     except AttributeError:
@@ -1067,7 +1091,7 @@ class BufferMemory:
         else:
             elements = Elements(given, blocks)
             self.view, self.kind, self.itemsize = (
-                elements.packed(),
+                elements.pack(),
                 elements.layout.kind,
                 elements.layout.size,
             )
@@ -1150,7 +1174,9 @@ class RankParts:
         if writing and whole.readonly and whole.nbytes:
             raise ReadOnly("a message cannot be received into a read-only buffer")
         if not types:
-            one = _plain(whole.format, whole.itemsize) if layouts is None else layout_of(layouts)
+            if counts is None:
+                _check_known(layouts)
+            one = _plain_layout(whole.format, whole.itemsize) if layouts is None else layout_of(layouts)
             units, chosen = one.extent, [one] * members
         else:
             units, chosen = 1, [layout_of(each) for each in layouts]
@@ -1161,32 +1187,37 @@ class RankParts:
         if counts is None:
             counts = _share(whole.nbytes, chosen, members)
         elif not isinstance(counts, (list, tuple)) and np.ndim(counts) == 0:
-            counts = [_whole("count", counts)] * members
-        counts = [_whole("count", count) for count in counts]
+            counts = [_as_whole_number("count", counts)] * members
+        counts = [_as_whole_number("count", count) for count in counts]
         if offsets is None:
             lengths = (
                 counts if not types else [n * each.extent for n, each in zip(counts, chosen, strict=True)]
             )
             offsets = _sums(lengths)
         elif not isinstance(offsets, (list, tuple)) and np.ndim(offsets) == 0:
-            offsets = [_whole("displacement", offsets) * rank for rank in range(members)]
+            offsets = [_as_whole_number("displacement", offsets) * rank for rank in range(members)]
         if not len(counts) == len(offsets) == len(chosen) == members:
             raise ValueError(
                 f"counts {counts} at {list(offsets)} do not fit {members} ranks and {whole.nbytes} bytes"
             )
         self._layouts = chosen
         self._places = [
-            (_whole("displacement", at) * units, count) for at, count in zip(offsets, counts, strict=True)
+            (_as_whole_number("displacement", at) * units, count)
+            for at, count in zip(offsets, counts, strict=True)
         ]
         self.kinds = [each.kind for each in chosen]
         if isinstance(data, BottomType):
-            whole, base = _at_bottom([(each, *at) for each, at in zip(chosen, self._places, strict=True)])
+            whole, base = _find_at_bottom(
+                [(each, *at) for each, at in zip(chosen, self._places, strict=True)]
+            )
             self._places = [(start - base, count) for start, count in self._places]
         self.data = as_bytes(whole)
         dense = True
         for (start, count), each in zip(self._places, chosen, strict=True):
-            if count < 0 or (start < 0 and not isinstance(data, BottomType)):
-                raise ValueError(f"counts {counts} at {list(offsets)} must not be negative")
+            if count < 0:
+                raise mpi_error("ERR_COUNT", f"counts must be at least 0; got {counts}")
+            if start < 0 and not isinstance(data, BottomType):
+                raise ValueError(f"displacements must be at least 0; got {list(offsets)}")
             if not each.dense:
                 dense = False
             try:

@@ -159,6 +159,8 @@ class Op(Handle):
             raise ValueError(
                 f"{given.nbytes} bytes of {given.kind} cannot be combined with {into.nbytes} bytes of {into.kind}"
             )
+        if not self:
+            raise mpi_error("ERR_OP", "a null or freed operation combines nothing")
         into.write(combine_all([given.view, into.view], self, into.kind))
 
     def into(self, lower: NDArray[Any], upper: NDArray[Any]) -> NDArray[Any]:
@@ -212,7 +214,7 @@ def check_op(op: Any, kind: str) -> Any:
             return _Foreign(op)
         raise TypeError(f"op must be an MPI.Op; got {type(op).__name__}")
     if not op:
-        raise ValueError("op must be an operation; got a null or freed one")
+        raise mpi_error("ERR_OP", "op must be an operation; got a null or freed one")
     if op.ufunc is not None:
         _check_kind(op.ufunc, kind, op.name)
     return op
@@ -284,7 +286,7 @@ class CollectiveBase:
         `also`: contributed together with the bytes.
         """
         memory = send if into is None else into
-        if memory is not None and is_untold(self.kernel, name, memory):
+        if memory is not None and lacks_contents(self.kernel, name, memory):
             return meet(
                 self, name, None, lambda given: [None] * self.size, arguments=arguments, nbytes=nbytes
             )
@@ -330,7 +332,7 @@ class CollectiveBase:
 ALIKE = frozenset({"allreduce", "reduce", "bcast", "scan", "exscan"})
 
 
-def is_untold(kernel: Any, name: str, memory: BufferMemory) -> bool:
+def lacks_contents(kernel: Any, name: str, memory: BufferMemory) -> bool:
     """Return True if a time-only simulation transfers no contents in this call."""
     if kernel.carries is None:
         return False
@@ -343,7 +345,7 @@ def signature(memory: BufferMemory) -> tuple[tuple[str, Any], ...]:
     return ("bytes", memory.nbytes), ("type", memory.kind if memory.nbytes else "any")
 
 
-def root_only(root: int, result: Any, size: int) -> list[Any]:
+def give_root(root: int, result: Any, size: int) -> list[Any]:
     """Return the results of all ranks, of which only the root has one."""
     found: list[Any] = [None] * size
     found[root] = result
@@ -391,7 +393,7 @@ class Reductions(CollectiveBase):
         root = self._check_root(root)
         into = BufferMemory(recvbuf, writing=True) if self.rank == root else None
         return self._combine(
-            name, sendbuf, into, op, lambda made, given, kind: root_only(root, combine_all(given, made, kind), self.size),
+            name, sendbuf, into, op, lambda made, given, kind: give_root(root, combine_all(given, made, kind), self.size),
             (("root", root),),
         )  # fmt: skip
 
@@ -537,7 +539,7 @@ class UnevenCollectives(CollectiveBase):
             wanted, kind = given[root][1][2:]
             for rank, (_, (sent, sent_kind, *_)) in enumerate(given):
                 _check(rank, sent, sent_kind, root, wanted[rank], kind)
-            return root_only(root, [data for data, _ in given], self.size)
+            return give_root(root, [data for data, _ in given], self.size)
 
         return self._meet_parts(
             name, send, finish, parts, (("root", root),),
@@ -690,7 +692,7 @@ class CollectiveCalls(Reductions, UnevenCollectives):
             send = BufferMemory(sendbuf, writing=False)
 
         def finish(given: list[Any]) -> list[Any]:
-            return root_only(root, b"".join(given), self.size)
+            return give_root(root, b"".join(given), self.size)
 
         return self._meet(
             name, send, finish, into=into, arguments=(("root", root), *signature(send)), nbytes=send.nbytes

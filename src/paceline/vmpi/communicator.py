@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from heapq import heappush
+from inspect import signature
 from sys import maxsize
 from typing import Any, NoReturn
 
@@ -19,8 +20,8 @@ import numpy as np
 from greenlet import getcurrent
 
 from paceline.vmpi import constants as c
-from paceline.vmpi.buffers import ARRAY, ARRAY_KINDS, memory_of
-from paceline.vmpi.collectives import SUM, CollectiveBase, CollectiveCalls, Op, root_only
+from paceline.vmpi.buffers import ARRAY, ARRAY_KINDS, Elements, memory_of
+from paceline.vmpi.collectives import SUM, CollectiveBase, CollectiveCalls, Op, give_root
 from paceline.vmpi.constants import CONGRUENT, IDENT, SIMILAR, UNDEFINED, UNEQUAL
 from paceline.vmpi.errors import Aborted, ReadOnly, error_codes, mpi_error
 from paceline.vmpi.faults import SurvivalCalls
@@ -56,6 +57,7 @@ from paceline.vmpi.requests import (
     Request,
     fill_status,
     receive_into,
+    wait_for_both,
 )
 from paceline.vmpi.rounds import evaluate
 from paceline.vmpi.windows import WindowCalls
@@ -82,11 +84,11 @@ class Probing:
         return True
 
     def Probe(self, source: int | None = None, tag: int | None = None, status: Any = None) -> bool:
-        _tell(status, self._waited_for("Probe", source, tag))
+        _tell(status, self._wait_for_message("Probe", source, tag))
         return True
 
     def Mprobe(self, source: int | None = None, tag: int | None = None, status: Any = None) -> MatchedMessage:
-        found = self._waited_for("Mprobe", source, tag)
+        found = self._wait_for_message("Mprobe", source, tag)
         _tell(status, found)
         return MatchedMessage(found, self.me)
 
@@ -100,7 +102,7 @@ class Probing:
         _tell(status, found)
         return MatchedMessage(found, self.me)
 
-    def _waited_for(self, name: str, source: int | None, tag: int | None) -> Message:
+    def _wait_for_message(self, name: str, source: int | None, tag: int | None) -> Message:
         self.me.doing = name
         while (found := self._find_message(source, tag)) is None:
             self.kernel.progress(self.me)
@@ -109,22 +111,40 @@ class Probing:
     def _find_message(self, source: int | None, tag: int | None) -> Message | None:
         """Return the message that a receive would take; from MPI.PROC_NULL that is an empty one."""
         kernel = self.kernel
-        special = kernel.special
-        source = None if source == special.any_source else source
+        source = None if source == kernel.special.any_source else source
+        if tag is not None and tag < 0:
+            tag = self._read_tag(tag)
         if source is not None and not 0 <= source < self.reach:
             return self._empty_message(source)
         kernel.take_arrived(self.me)
-        found = first_unexpected(self.me, self.context, source, None if tag == special.any_tag else tag)
+        found = first_unexpected(self.me, self.context, source, tag)
         if found is None and kernel.faults is not None:
-            kernel.faults.detector.probing(self, source)
+            kernel.faults.detector.check_probe(self, source)
         return found
+
+    def _read_tag(self, tag: int) -> int | None:
+        """Return the tag of messages to be received, None for any tag; any other negative tag is an error."""
+        if tag == self.kernel.special.any_tag:
+            return None
+        if tag < 0:
+            raise mpi_error("ERR_TAG", f"a tag must be at least 0, or ANY_TAG; got {tag}")
+        return tag
+
+    def _check_tag(self, tag: int) -> None:
+        """Raise an error for a tag that no message can have."""
+        if tag < 0:
+            raise mpi_error("ERR_TAG", f"a tag must be at least 0; got {tag}")
+
+    def _check_peer(self, peer: Any) -> None:
+        """Raise an error for a rank that the communicator does not have; PROC_NULL is allowed."""
+        if not 0 <= peer < self.reach and peer != self.kernel.special.proc_null:
+            raise mpi_error(
+                "ERR_RANK", f"rank {peer} does not exist; this communicator has ranks 0 to {self.reach - 1}"
+            )
 
     def _empty_message(self, source: int) -> Message:
         special = self.kernel.special
-        if source != special.proc_null:
-            raise mpi_error(
-                "ERR_RANK", f"rank {source} does not exist; this communicator has ranks 0 to {self.reach - 1}"
-            )
+        self._check_peer(source)
         empty = Message(self.me, "", source, NO_QUEUE, source, special.any_tag)
         empty.Free()
         return empty
@@ -227,48 +247,68 @@ class PersistentCalls:
     __slots__ = ()
 
     def Send_init(self, buf: Any, dest: int, tag: int = 0) -> PersistentRequest:
-        return self._repeated("Isend", buf, dest, tag)
+        return self._make_persistent("Isend", buf, dest, tag)
 
     def Ssend_init(self, buf: Any, dest: int, tag: int = 0) -> PersistentRequest:
-        return self._repeated("Issend", buf, dest, tag)
+        return self._make_persistent("Issend", buf, dest, tag)
 
     def Bsend_init(self, buf: Any, dest: int, tag: int = 0) -> PersistentRequest:
-        return self._repeated("Ibsend", buf, dest, tag)
+        return self._make_persistent("Ibsend", buf, dest, tag)
 
     Rsend_init = Send_init
 
     def Recv_init(self, buf: Any, source: int | None = None, tag: int | None = None) -> PersistentRequest:
-        return self._repeated("Irecv", buf, source, tag)
+        return self._make_persistent("Irecv", buf, source, tag)
 
     def Psend_init(
         self, buf: Any, partitions: int, dest: int, tag: int = 0, info: Any = None
     ) -> PersistentRequest:
         comm: Any = self
+        self._check_persistent(buf, dest, tag, sends=True)
+        if partitions < 0:
+            raise mpi_error("ERR_ARG", f"partitions must be at least 0; got {partitions}")
         return PartitionedSend(comm.me, lambda: comm.Isend(buf, dest, tag, "Psend"), partitions)
 
     def Precv_init(
         self, buf: Any, partitions: int, source: int | None = None, tag: int | None = None, info: Any = None
     ) -> PersistentRequest:
         comm: Any = self
+        self._check_persistent(buf, source, tag, sends=False)
+        if partitions < 0:
+            raise mpi_error("ERR_ARG", f"partitions must be at least 0; got {partitions}")
         return PartitionedReceive(comm.me, lambda: comm.Irecv(buf, source, tag, "Precv"))
 
-    def _repeated(self, name: str, *arguments: Any) -> PersistentRequest:
+    def _make_persistent(self, name: str, buf: Any, peer: int | None, tag: int | None) -> PersistentRequest:
         comm: Any = self
+        self._check_persistent(buf, peer, tag, sends=name != "Irecv")
         call = getattr(comm, name)
-        return PersistentRequest(comm.me, lambda: call(*arguments))
+        return PersistentRequest(comm.me, lambda: call(buf, peer, tag))
+
+    def _check_persistent(self, buf: Any, peer: int | None, tag: int | None, *, sends: bool) -> None:
+        """Raise an error for arguments that every Start would refuse."""
+        comm: Any = self
+        if tag is not None and tag < 0:
+            (comm._check_tag if sends else comm._read_tag)(tag)
+        if sends or (peer is not None and peer != comm.kernel.special.any_source):
+            comm._check_peer(peer)
+        if isinstance(buf, (list, tuple)):
+            Elements(buf)
 
 
 def add_persistent(cls: Any, *names: str) -> None:
     """Add the persistent form of non-blocking collectives to a class: `Bcast_init` for `Ibcast`."""
 
     def make(name: str) -> Any:
-        def repeated(self: Any, *arguments: Any, info: Any = None, **options: Any) -> PersistentRequest:
+        def start_again(self: Any, *arguments: Any, info: Any = None, **options: Any) -> PersistentRequest:
             call = getattr(self, name)
+            root = signature(call).bind(*arguments, **options).arguments.get("root")
+            if root is not None:
+                self._check_root(root)
             return PersistentRequest(self.me, lambda: call(*arguments, **options))
 
-        repeated.__name__ = repeated.__qualname__ = f"{name[1:].capitalize()}_init"
-        repeated.__doc__ = f"Return a request that calls {name} each time it is started."
-        return repeated
+        start_again.__name__ = start_again.__qualname__ = f"{name[1:].capitalize()}_init"
+        start_again.__doc__ = f"Return a request that calls {name} each time it is started."
+        return start_again
 
     for name in names:
         call = make(name)
@@ -296,6 +336,12 @@ def make_comm(state: CommState, rank: int, kind: Any = None) -> Any:
     return found
 
 
+def check_color(color: int) -> None:
+    """Raise an error for a color that no communicator can be split by."""
+    if color < 0 and color != UNDEFINED:
+        raise mpi_error("ERR_ARG", f"a color must be at least 0, or UNDEFINED; got {color}")
+
+
 class CommManagement(Attributes, Handled):
     """A communicator's name, its group, its attributes, and communicators made from it."""
 
@@ -314,9 +360,9 @@ class CommManagement(Attributes, Handled):
         return self.kernel.MPI
 
     def _settings(self) -> Any:
-        return self._used().own_of(self.place)
+        return self._unwrap().own_of(self.place)
 
-    def _cached(self) -> dict[int, Any]:
+    def _get_attributes(self) -> dict[int, Any]:
         return self._settings().attributes  # type: ignore[no-any-return]
 
     _fixed = (c.TAG_UB, c.IO, c.WTIME_IS_GLOBAL, c.APPNUM, c.LASTUSEDCODE, c.UNIVERSE_SIZE)
@@ -344,11 +390,11 @@ class CommManagement(Attributes, Handled):
     group = property(Get_group)
 
     def Get_topology(self) -> int:
-        topology = self._used().topology
+        topology = self._unwrap().topology
         return UNDEFINED if topology is None else topology.number
 
     def Is_inter(self) -> bool:
-        return self._used().groups is not None
+        return self._unwrap().groups is not None
 
     def Is_intra(self) -> bool:
         return not self.Is_inter()
@@ -358,14 +404,15 @@ class CommManagement(Attributes, Handled):
     is_intra = property(Is_intra)
     is_topo = property(lambda self: self.Get_topology() != UNDEFINED)
 
-    def _used(self) -> CommState:
+    def _unwrap(self) -> CommState:
+        """Return the state, or raise if the communicator is null."""
         if self.state is None:
             raise mpi_error("ERR_COMM", "the null communicator has no ranks")
         found: CommState = self.state
         return found
 
     def Compare(self, comm: Any) -> int:
-        mine, theirs = self._used(), comm._used()
+        mine, theirs = self._unwrap(), comm._unwrap()
         if mine is theirs:
             return IDENT
         sides = [(self.Get_group(), comm.Get_group())]
@@ -404,7 +451,7 @@ class CommManagement(Attributes, Handled):
 
     def Idup(self, info: Any = None) -> tuple[Any, CollectiveRequest]:
         """Return a duplicate, which may be used when the request is done."""
-        self._used()
+        self._unwrap()
         made: Any = object.__new__(type(self))
         made.state = None
 
@@ -416,13 +463,13 @@ class CommManagement(Attributes, Handled):
 
     Idup_with_info = Idup
 
-    def _blank(self) -> Any:
+    def _make_null(self) -> Any:
         """Return a null communicator that will be filled, without a topology."""
-        return COMM_KINDS["inter" if self._used().groups else "intra"]()
+        return COMM_KINDS["inter" if self._unwrap().groups else "intra"]()
 
     def Create(self, group: Group) -> Any:
         """Make a communicator of the ranks of a group. All ranks of this communicator call it, with the same group."""
-        self._used()
+        self._unwrap()
 
         def finish(given: list[Any]) -> list[Any]:
             made: dict[Any, CommState] = {}
@@ -443,7 +490,8 @@ class CommManagement(Attributes, Handled):
         return COMM_KINDS["intra"]() if found is None else make_comm(*found)
 
     def Split(self, color: int = 0, key: int = 0) -> Any:
-        self._used()
+        self._unwrap()
+        check_color(color)
 
         def finish(given: list[tuple[int, int]]) -> list[Any]:
             sides: dict[int, list[tuple[int, int]]] = {}
@@ -474,10 +522,12 @@ class CommManagement(Attributes, Handled):
             color = color if resource == "mpi_shared_memory" else UNDEFINED
         elif split_type == UNDEFINED:
             color = UNDEFINED
+        elif split_type != c.COMM_TYPE_SHARED:
+            raise mpi_error("ERR_ARG", f"ranks cannot be split by type {split_type}")
         return self.Split(color, key)
 
     def Free(self) -> None:
-        if self._used().permanent:
+        if self._unwrap().permanent:
             raise mpi_error("ERR_COMM", f"{self.Get_name()} cannot be freed")
         self._delete_all()
         meet(self, "Free", None, lambda given: given, free_of_charge=True).Wait()
@@ -512,7 +562,7 @@ class CommManagement(Attributes, Handled):
         """Do nothing: the simulator has sent what was buffered."""
 
     def Iflush_buffer(self) -> Request:
-        return _finished(self.me, "Iflush_buffer")
+        return _make_finished(self.me, "Iflush_buffer")
 
 
 def detach_buffer(owner: Any) -> Any:
@@ -523,7 +573,7 @@ def detach_buffer(owner: Any) -> Any:
     return buffer.frombuffer(found)
 
 
-def _finished(rank: Any, name: str) -> Request:
+def _make_finished(rank: Any, name: str) -> Request:
     request = Request(rank, name)
     request.done = True
     return request
@@ -588,10 +638,10 @@ class PointToPoint(Probing):
         kernel, me = self.kernel, self.me
         if kernel.gathering is not None:
             kernel.let_earlier_go(me)
-        if not 0 <= dest < self.reach:
-            return self._nothing(dest, name)
         if tag < 0:
-            raise mpi_error("ERR_TAG", f"a tag must be at least 0; got {tag}")
+            self._check_tag(tag)
+        if not 0 <= dest < self.reach:
+            return self._make_null_request(dest, name)
         try:
             receiver = self.partners[dest]
         except TypeError:  # mpi4py takes 1.0 for a rank
@@ -665,7 +715,7 @@ class PointToPoint(Probing):
         if kernel.revises and me.node != receiver.node:
             flow, order = kernel.wires.flow, kernel.in_flight
             thing = InFlight(
-                message, arrives, None if flow is None else flow.arrives, order.get((me.number, other))
+                message, arrives, None if flow is None else flow.arrives, order.get((me.number, other)), flow
             )
             order[me.number, other] = thing
             return thing
@@ -681,17 +731,14 @@ class PointToPoint(Probing):
             self.Isend(np.frombuffer(copy, kind), dest, tag, "Ibsend").Free()
         else:
             self.Isend(copy, dest, tag, "Ibsend").Free()
-        return _finished(self.me, "Ibsend")
+        return _make_finished(self.me, "Ibsend")
 
     def Bsend(self, buf: Any, dest: int, tag: int = 0) -> None:
         self.Ibsend(buf, dest, tag).Wait()
 
-    def _nothing(self, peer: Any, name: str) -> Request:
+    def _make_null_request(self, peer: Any, name: str) -> Request:
         """Return the request of a message to or from MPI.PROC_NULL, which is done at once."""
-        if peer != self.kernel.special.proc_null:
-            raise mpi_error(
-                "ERR_RANK", f"rank {peer} does not exist; this communicator has ranks 0 to {self.reach - 1}"
-            )
+        self._check_peer(peer)
         if self.kernel.faults is not None:
             self.kernel.faults.detector.refuse(self, name)
         if "recv" not in name.lower():
@@ -709,12 +756,12 @@ class PointToPoint(Probing):
         self, buf: Any, source: int | None = None, tag: int | None = None, name: str = "Irecv"
     ) -> Request:
         kernel, me = self.kernel, self.me
+        if tag is not None and tag < 0:
+            tag = self._read_tag(tag)
         if source is not None and not 0 <= source < self.reach:
             if source != kernel.special.any_source:
-                return self._nothing(source, name)
+                return self._make_null_request(source, name)
             source = None
-        if tag is not None and tag == kernel.special.any_tag:
-            tag = None
         receive: ReceiveRequest
         if buf.__class__ is ARRAY and buf.flags.carray and (kind := ARRAY_KINDS.get(buf.dtype)):
             receive = new(ReceiveRequest)
@@ -729,7 +776,7 @@ class PointToPoint(Probing):
             receive.order = 0
             queue.append(receive)
         if kernel.faults is not None:
-            kernel.faults.detector.posted(self, receive)
+            kernel.faults.detector.check_receive(self, receive)
         return receive
 
     def Sendrecv(
@@ -739,8 +786,7 @@ class PointToPoint(Probing):
         receiving, sending = self._send_and_receive(
             "Sendrecv", sendbuf, dest, sendtag, recvbuf, source, recvtag
         )
-        receiving.Wait(status)
-        sending.Wait()
+        wait_for_both(receiving, sending, status)
 
     def Sendrecv_replace(
         self, buf: Any, dest: int, sendtag: int = 0, source: int | None = None, recvtag: int | None = None,
@@ -802,6 +848,11 @@ class PointToPoint(Probing):
         if compute is not None:
             seconds = compute.seconds(kind, amount, me.number) * me.slow
             me.t = me.t + seconds if me.pace is None else me.pace(me.t, seconds)
+
+    def WorkSeconds(self, kind: str, amount: float) -> float:
+        """Return the seconds that this rank takes for an amount of work, this time; `Compute` lets it take them."""
+        compute = self.kernel.compute
+        return 0.0 if compute is None else compute.seconds(kind, amount, self.me.number)
 
     Evaluate = evaluate
 
@@ -887,6 +938,9 @@ class ObjectReceiveRequest(ReceiveRequest):
         self.wanted_source, self.wanted_tag = source, tag
         self._data: bytes | None = None
 
+    def fetch(self, data: memoryview) -> bytes:
+        return data.tobytes()
+
     def deliver(self, data: bytes | None, nbytes: int, source: int, tag: int) -> None:
         self._data = data
         self.source, self.tag, self.count = source, tag, nbytes
@@ -940,12 +994,13 @@ class ObjectCalls(CollectiveBase):
 
     def _receive_object(self, name: str, source: int | None, tag: int | None) -> Request:
         comm: Any = self
-        special = comm.kernel.special
-        if source == special.any_source:
+        if tag is not None and tag < 0:
+            tag = comm._read_tag(tag)
+        if source == comm.kernel.special.any_source:
             source = None
         if source is not None and not 0 <= source < comm.reach:
-            return comm._nothing(source, name)  # type: ignore[no-any-return]
-        receive = ObjectReceiveRequest(comm.me, name, source, None if tag == special.any_tag else tag)
+            return comm._make_null_request(source, name)  # type: ignore[no-any-return]
+        receive = ObjectReceiveRequest(comm.me, name, source, tag)
         comm.me.t += comm.kernel.wires.post
         post(comm.me, comm.context, receive)
         return receive
@@ -955,7 +1010,12 @@ class ObjectCalls(CollectiveBase):
         recvtag: int | None = None, status: Any = None,
     ) -> Any:  # fmt: skip
         receive = self._receive_object("sendrecv (recv)", source, recvtag)
-        send = self._send_object("sendrecv (send)", sendobj, dest, sendtag)
+        try:
+            send = self._send_object("sendrecv (send)", sendobj, dest, sendtag)
+        except Exception:  # nothing is left to be received
+            receive.Cancel()
+            receive.Free()
+            raise
         found = receive.wait(status)
         send.Wait()
         return found
@@ -991,7 +1051,7 @@ class ObjectCalls(CollectiveBase):
     def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
         root = self._check_root(root)
         found = self._meet_objects(
-            "gather", pickle_object(sendobj), lambda rows: root_only(root, rows, self.size), root
+            "gather", pickle_object(sendobj), lambda rows: give_root(root, rows, self.size), root
         )
         return None if found is None else [unpickle_object(row) for row in found]
 
@@ -1010,7 +1070,7 @@ class ObjectCalls(CollectiveBase):
 
     def reduce(self, sendobj: Any, op: Any = None, root: int = 0) -> Any:
         root = self._check_root(root)
-        found = self._fold("reduce", sendobj, op, lambda sums: root_only(root, sums[-1], self.size), root)
+        found = self._fold("reduce", sendobj, op, lambda sums: give_root(root, sums[-1], self.size), root)
         return None if found is None else unpickle_object(found)
 
     def allreduce(self, sendobj: Any, op: Any = None) -> Any:
@@ -1028,6 +1088,8 @@ class ObjectCalls(CollectiveBase):
     ) -> Any:  # fmt: skip
         """Combine the objects of all ranks in rank order; `finish` is given the result up to each rank."""
         operation: Callable[[Any, Any], Any] = SUM if op is None else op
+        if isinstance(op, Op) and not op:
+            raise ValueError("op must be an operation; got a null or freed one")
         every = name in ("scan", "exscan")
 
         def fold(rows: list[bytes]) -> Sequence[Any]:
@@ -1258,7 +1320,7 @@ class Session(Handled):
         """Do nothing: the simulator has sent what was buffered."""
 
     def Iflush_buffer(self) -> Request:
-        return _finished(current_comm().me, "Iflush_buffer")
+        return _make_finished(current_comm().me, "Iflush_buffer")
 
     def __bool__(self) -> bool:
         return self._own is not None

@@ -174,8 +174,8 @@ class RankCompute:
         self._even: dict[range, bool] = {}
         self._steady = not (self._slow or self._sigma or self._pauses)
         ranks = len(node) if self._sigma or self._pauses else 0
-        self._drawn = [_mixed(_mixed(seed) + 2 * rank) for rank in range(ranks)]
-        self._pause_drawn = [_mixed(_mixed(seed) + 2 * rank + 1) for rank in range(ranks)]
+        self._drawn = [_mix(_mix(seed) + 2 * rank) for rank in range(ranks)]
+        self._pause_drawn = [_mix(_mix(seed) + 2 * rank + 1) for rank in range(ranks)]
         self._until = [self._next_pause(rank) for rank in range(ranks)] if self._pauses else []
 
     def seconds(self, kind: str, amount: float, rank: int) -> float:
@@ -257,7 +257,7 @@ STEP = 0x9E3779B97F4A7C15
 NORMAL = NormalDist().inv_cdf
 
 
-def _mixed(number: int) -> int:
+def _mix(number: int) -> int:
     number = (number + STEP) & MASK
     number = ((number ^ (number >> 30)) * 0xBF58476D1CE4E5B9) & MASK
     number = ((number ^ (number >> 27)) * 0x94D049BB133111EB) & MASK
@@ -266,4 +266,4 @@ def _mixed(number: int) -> int:
 
 def _uniform(number: int) -> float:
     """Return a number strictly between 0 and 1."""
-    return ((_mixed(number) >> 12) + 0.5) / (1 << 52)
+    return ((_mix(number) >> 12) + 0.5) / (1 << 52)

@@ -39,10 +39,6 @@ class ReadOnly(BufferError, ValueError):  # noqa: N818
     """A buffer cannot be written."""
 
 
-class Truncated(SimulationError):  # noqa: N818
-    """A message is longer than the buffer of its receive."""
-
-
 class TypeMismatch(SimulationError):  # noqa: N818
     """A message of one type of number was received as another."""
 
@@ -55,7 +51,10 @@ class RankFailed(SimulationError):  # noqa: N818
     """A rank raised an exception, which ends the simulation. The exception is the cause of this one."""
 
     def __init__(self, rank: int, ranks: int, error: BaseException) -> None:
-        super().__init__(f"rank {rank} of {ranks} failed: {type(error).__name__}: {error}")
+        kind = (
+            "" if isinstance(error, Deadlock) else f"{type(error).__name__}: "
+        )  # its text begins with the word
+        super().__init__(f"rank {rank} of {ranks} failed: {kind}{error}")
         self.rank = rank
         self.error = error
 
@@ -132,6 +131,17 @@ class MPIError(RuntimeError):
     error_string = property(Get_error_string)
 
 
+class Truncated(SimulationError, MPIError):  # noqa: N818
+    """A message is longer than the buffer of its receive: an error of MPI, which a program may catch.
+
+    >>> Truncated("message truncated: 80 bytes").Get_error_class() == _constants.ERR_TRUNCATE
+    True
+    """
+
+    def __init__(self, text: str, error_class: int = _constants.ERR_TRUNCATE) -> None:
+        MPIError.__init__(self, text, error_class)
+
+
 class ErrorCodes:
     """The numbers of errors: MPI's own, and those that programs add.
 
@@ -185,11 +195,11 @@ def mpi_error(name: str, text: str) -> MPIError:
     message = f"MPI_{name}: {text}"
     if real is None or not hasattr(module, "Get_library_version") or issubclass(real, MPIError):
         return MPIError(message, getattr(_constants, name))
-    found: MPIError = _caught_by(real)(message, int(getattr(module, name)))
+    found: MPIError = _make_class(real)(message, int(getattr(module, name)))
     return found
 
 
-def _caught_by(real: Any) -> Any:
+def _make_class(real: Any) -> Any:
     class Both(MPIError, real):  # type: ignore[misc]  # noqa: N818
         def __new__(cls, text: str, error_class: int) -> Any:
             return real.__new__(cls, error_class)

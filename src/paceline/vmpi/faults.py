@@ -98,12 +98,12 @@ class FailAt:
     def __post_init__(self) -> None:
         if (self.step is None) == (self.time is None):
             raise UsageError(f"fail_at needs either a step or a time; got step={self.step}, time={self.time}")
-        _at_least_0("step of fail_at", self.step)
-        _at_least_0("time of fail_at", self.time)
-        _at_least_0("detected of fail_at", self.detected)
+        _check_not_negative("step of fail_at", self.step)
+        _check_not_negative("time of fail_at", self.time)
+        _check_not_negative("detected of fail_at", self.detected)
 
     def prepare(self, kernel: Any) -> None:
-        faults, number = get_faults(kernel), _rank("fail_at", self.rank, kernel)
+        faults, number = get_faults(kernel), _check_rank("fail_at", self.rank, kernel)
         faults.detection[number] = self.detected
         faults.pace(number)
         if self.step is not None:
@@ -123,7 +123,8 @@ class CutLink:
     until: float | None = None
 
     def __post_init__(self) -> None:
-        _window("cut_link", self.at, self.until)
+        _check_ends("cut_link", self.a, self.b)
+        _check_window("cut_link", self.at, self.until)
 
     def prepare(self, kernel: Any) -> None:
         until = inf if self.until is None else self.until
@@ -143,8 +144,8 @@ class Delay:
     until: float | None = None
 
     def __post_init__(self) -> None:
-        _window("delay", self.at, self.until)
-        _at_least_0("by of delay", self.by)
+        _check_window("delay", self.at, self.until)
+        _check_not_negative("by of delay", self.by)
 
     def prepare(self, kernel: Any) -> None:
         until = inf if self.until is None else self.until
@@ -161,11 +162,11 @@ class Slow:
     until: float | None = None
 
     def __post_init__(self) -> None:
-        _window("slow", self.at, self.until)
-        _factor("slow", self.by)
+        _check_window("slow", self.at, self.until)
+        _check_factor("slow", self.by)
 
     def prepare(self, kernel: Any) -> None:
-        number = _rank("slow", self.rank, kernel)
+        number = _check_rank("slow", self.rank, kernel)
         if self.at == 0 and self.until is None:
             kernel.ranks[number].slow *= self.by
         else:
@@ -184,8 +185,9 @@ class SlowLink:
     until: float | None = None
 
     def __post_init__(self) -> None:
-        _window("slow_link", self.at, self.until)
-        _factor("slow_link", self.by)
+        _check_ends("slow_link", self.a, self.b)
+        _check_window("slow_link", self.at, self.until)
+        _check_factor("slow_link", self.by)
 
     def prepare(self, kernel: Any) -> None:
         until = inf if self.until is None else self.until
@@ -201,11 +203,11 @@ class Pause:
     seconds: float
 
     def __post_init__(self) -> None:
-        _at_least_0("at of pause", self.at)
-        _at_least_0("seconds of pause", self.seconds)
+        _check_not_negative("at of pause", self.at)
+        _check_not_negative("seconds of pause", self.seconds)
 
     def prepare(self, kernel: Any) -> None:
-        number, end = _rank("pause", self.rank, kernel), self.at + self.seconds
+        number, end = _check_rank("pause", self.rank, kernel), self.at + self.seconds
         get_faults(kernel).pace(number).windows.append((self.at, end, inf))
         kernel.schedule(kernel.ranks[number], self.at, PauseEvent(end))
 
@@ -218,8 +220,8 @@ class Shuffle:
     work: float = 1.0
 
     def __post_init__(self) -> None:
-        _at_least_0("most of shuffle", self.most)
-        _at_least_0("work of shuffle", self.work)
+        _check_not_negative("most of shuffle", self.most)
+        _check_not_negative("work of shuffle", self.work)
 
     def prepare(self, kernel: Any) -> None:
         faults = get_faults(kernel)
@@ -232,16 +234,16 @@ def _add(
     kernel: Any, name: str, a: End, b: End, at: float, until: float, extra: Callable[[float, float], float],
     **more: Any,
 ) -> None:  # fmt: skip
-    ends = (_ranks(name, a, kernel), _ranks(name, b, kernel))
+    ends = (_find_ranks(name, a, kernel), _find_ranks(name, b, kernel))
     fault = LinkFault(a=ends[0], b=ends[1], at=at, until=until, extra=extra, **more)
     get_faults(kernel).link_faults.append(fault)
 
 
-def _ranks(name: str, end: End, kernel: Any) -> Collection[int]:
+def _find_ranks(name: str, end: End, kernel: Any) -> Collection[int]:
     if end is None:
         return range(len(kernel.ranks))
     if not isinstance(end, node):
-        return (_rank(name, end, kernel),)
+        return (_check_rank(name, end, kernel),)
     found = frozenset(rank for rank, place in enumerate(kernel.wires.node) if place == end.number)
     if not found:
         raise UsageError(
@@ -250,7 +252,7 @@ def _ranks(name: str, end: End, kernel: Any) -> Collection[int]:
     return found
 
 
-def _rank(name: str, rank: Any, kernel: Any) -> int:
+def _check_rank(name: str, rank: Any, kernel: Any) -> int:
     ranks = len(kernel.ranks)
     if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < ranks:
         raise UsageError(f"{name}: there is no rank {rank!r}; the ranks are 0 to {ranks - 1}")
@@ -261,20 +263,25 @@ def _describe_end(end: End) -> str:
     return "all ranks" if end is None else f"node {end.number}" if isinstance(end, node) else f"rank {end}"
 
 
-def _at_least_0(what: str, value: Any) -> None:
+def _check_not_negative(what: str, value: Any) -> None:
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if value is not None and not (number and value >= 0 and isfinite(value)):
         raise UsageError(f"{what} must be a number of at least 0; got {value!r}")
 
 
-def _window(name: str, at: Any, until: Any) -> None:
-    _at_least_0(f"at of {name}", at)
-    _at_least_0(f"until of {name}", until)
+def _check_ends(name: str, a: End, b: End) -> None:
+    if a == b and a is not None and not isinstance(a, node):
+        raise UsageError(f"{name} needs two ranks or nodes; got rank {a} twice")
+
+
+def _check_window(name: str, at: Any, until: Any) -> None:
+    _check_not_negative(f"at of {name}", at)
+    _check_not_negative(f"until of {name}", until)
     if until is not None and until <= at:
         raise UsageError(f"until of {name} must come after at={at}; got {until}")
 
 
-def _factor(name: str, by: Any) -> None:
+def _check_factor(name: str, by: Any) -> None:
     if isinstance(by, bool) or not isinstance(by, (int, float)) or not 1 <= by < inf:
         raise UsageError(f"by of {name} must be a number of at least 1; got {by!r}")
 
@@ -335,22 +342,22 @@ def load_faults(path: str | Path) -> list[Fault]:
     """Read faults from a script: a Python file in which `fail_at` and the others, and `node`, need no import."""
     found: list[Fault] = []
 
-    def collecting(make: Callable[..., Fault]) -> Callable[..., None]:
+    def collect(make: Callable[..., Fault]) -> Callable[..., None]:
         return lambda *given, **named: found.append(make(*given, **named))
 
     text = read_text(path)
-    names = {make.__name__: collecting(make) for make in WORDS}
+    names = {make.__name__: collect(make) for make in WORDS}
     try:
         exec(compile(text, str(path), "exec"), {**names, "node": node, "__name__": "faults"})
     except Exception as error:
-        raise UsageError(f"{path}, line {_line(error, str(path))}: {_why(error, names)}") from None
+        raise UsageError(f"{path}, line {_find_line(error, str(path))}: {_explain(error, names)}") from None
     return found
 
 
 WORDS: tuple[Callable[..., Fault], ...] = (fail_at, cut_link, delay, slow, slow_link, pause, shuffle)
 
 
-def _line(error: BaseException, path: str) -> int:
+def _find_line(error: BaseException, path: str) -> int:
     """Return the line of the script at which it failed."""
     line = error.lineno if isinstance(error, SyntaxError) and error.lineno else 0
     trace = error.__traceback__
@@ -361,7 +368,7 @@ def _line(error: BaseException, path: str) -> int:
     return line
 
 
-def _why(error: Exception, names: Collection[str]) -> str:
+def _explain(error: Exception, names: Collection[str]) -> str:
     if isinstance(error, SyntaxError):
         return error.msg
     if isinstance(error, NameError):
@@ -476,7 +483,7 @@ class Faults:
     def intercept(self, comm: Any, message: Any, dest: int, arrives: float) -> bool:
         """Return True if a message that was sent will never arrive."""
         rank = self.kernel.ranks[dest]
-        if not self.detector.sent(comm, message, rank):
+        if not self.detector.check_send(comm, message, rank):
             return True
         if arrives == inf:
             self.lose(rank, message)
@@ -510,7 +517,7 @@ class Faults:
             return
         sender = message.sender.number
         if sender in self.dead and isinstance(thing, Data):
-            self.detector.unsent(sender, thing.receive)
+            self.detector.fail_unsent(sender, thing.receive)
             return
         for fault in self.link_faults:
             if fault.cut and fault.until == inf and fault.is_between(sender, dest.number):
@@ -547,7 +554,7 @@ class Faults:
             self.dead[number] = Death(time, known, rank.steps - 1 if rank.steps else None)
             self.dies[number] = time
             rank.alive, rank.t, rank.value = False, time, None
-            self.detector.died(rank, known)
+            self.detector.announce_death(rank, known)
             for agreement in list(self.agreements.values()):
                 agreement.try_to_end()
         raise Killed
@@ -692,13 +699,13 @@ class FailureDetector:
 
     # ---- questions of a communicator before it waits for others
 
-    def known(self, comm: Any) -> list[int]:
+    def list_known(self, comm: Any) -> list[int]:
         """Return the dead ranks of a communicator that its rank knows of, by their numbers in the world."""
-        return self._known(comm.me, comm.state)
+        return self._list_known(comm.me, comm.state)
 
-    def acknowledged(self, comm: Any) -> list[int]:
+    def list_acknowledged(self, comm: Any) -> list[int]:
         """Return those that its rank has acknowledged."""
-        return self.known(comm)[: self._seen.get((comm.context, comm.me.number), 0)]
+        return self.list_known(comm)[: self._seen.get((comm.context, comm.me.number), 0)]
 
     def is_revoked(self, comm: Any) -> bool:
         """Return True if the rank knows that the communicator was revoked."""
@@ -707,7 +714,7 @@ class FailureDetector:
     def begin(self, comm: Any, name: str) -> bool:
         """Check that a collective call can succeed, or raise. Return True if it should be skipped silently."""
         self._faults.check(comm.me)
-        dead = self.known(comm)
+        dead = self.list_known(comm)
         if name.endswith("Free"):
             return bool(dead) or self.is_revoked(comm)
         self.refuse(comm, name)
@@ -715,16 +722,16 @@ class FailureDetector:
             raise self._failure(comm.me, name, dead[0])
         return False
 
-    def posted(self, comm: Any, receive: Any) -> None:
+    def check_receive(self, comm: Any, receive: Any) -> None:
         """Complete a newly posted receive with an error if no message can arrive for it."""
         self._faults.check(comm.me)
         if self.is_revoked(comm):
             _forget(receive)
             self.refuse(comm, receive.name)
-        for dead in self.known(comm):
+        for dead in self.list_known(comm):
             self._lose(comm.me, comm.state, receive, dead)
 
-    def sent(self, comm: Any, message: Any, dest: Any) -> bool:
+    def check_send(self, comm: Any, message: Any, dest: Any) -> bool:
         """Return True if a message that was sent has a living receiver."""
         if self.is_revoked(comm):
             _forget(message)
@@ -736,16 +743,16 @@ class FailureDetector:
                 self._fail_for(dest.number, message)
         return bool(dest.alive)
 
-    def probing(self, comm: Any, source: int | None) -> None:
+    def check_probe(self, comm: Any, source: int | None) -> None:
         """Raise if a probe that found no message waits for a dead rank."""
         name = "Probe"
         self._faults.check(comm.me)
         self.refuse(comm, name)
         if source is None:
-            mourned = self.acknowledged(comm)
-            lost = [dead for dead in self.known(comm) if dead not in mourned]
+            mourned = self.list_acknowledged(comm)
+            lost = [dead for dead in self.list_known(comm) if dead not in mourned]
         else:
-            lost = [dead for dead in self.known(comm) if dead == comm.members[source]]
+            lost = [dead for dead in self.list_known(comm) if dead == comm.members[source]]
         if lost:
             raise self._failure(comm.me, name, lost[0])
 
@@ -755,16 +762,16 @@ class FailureDetector:
 
     # ---- a rank has died
 
-    def died(self, rank: Any, known: float) -> None:
+    def announce_death(self, rank: Any, known: float) -> None:
         """Notify the other ranks, and fail the sends that wait for the dead rank to receive."""
         number = rank.number
         for other in self._kernel.ranks:
             if other.alive:
                 self._kernel.schedule(other, known, Notice(lambda hearing: self._hear(hearing, number)))
-        for message in _unreceived(rank):
+        for message in _find_unreceived(rank):
             self._fail_for(number, message)
 
-    def unsent(self, sender: int, receive: Any) -> None:
+    def fail_unsent(self, sender: int, receive: Any) -> None:
         """Fail a receive whose sender died after announcing the message and before sending its data."""
         self._fail_for(sender, receive)
 
@@ -786,7 +793,7 @@ class FailureDetector:
         source = receive.wanted_source
         if receive.done or (source is not None and state.members[source] != dead):
             return
-        if source is None and self._known(rank, state).index(dead) < self._seen.get(
+        if source is None and self._list_known(rank, state).index(dead) < self._seen.get(
             (state.context, rank.number), 0
         ):
             return
@@ -801,7 +808,7 @@ class FailureDetector:
 
     def acknowledge(self, comm: Any, most: int | None) -> int:
         """Let receives from any source wait again; return how many deaths are acknowledged."""
-        dead, key = self.known(comm), (comm.context, comm.me.number)
+        dead, key = self.list_known(comm), (comm.context, comm.me.number)
         count = len(dead) if most is None else min(max(most, 0), len(dead))
         self._seen[key] = count = max(count, self._seen.get(key, 0))
         if count == len(dead):
@@ -822,7 +829,7 @@ class FailureDetector:
                     self._kernel.schedule(
                         rank, reach, Notice(lambda hearing: self._hear_revoked(hearing, state))
                     )
-                for message in _unreceived(rank):
+                for message in _find_unreceived(rank):
                     if message.context == state.context:
                         self._fail_later(message, reach, self._revocation)
         self._hear_revoked(comm.me, state)
@@ -872,7 +879,7 @@ class FailureDetector:
 
     # ---- ranks and communicators
 
-    def _known(self, rank: Any, state: Any) -> list[int]:
+    def _list_known(self, rank: Any, state: Any) -> list[int]:
         places = self._place(state)
         return [number for number in self._dead.get(rank.number, ()) if number in places]
 
@@ -901,7 +908,7 @@ def _receives(rank: Any, context: int) -> list[Any]:
     return found
 
 
-def _unreceived(rank: Any) -> list[Any]:
+def _find_unreceived(rank: Any) -> list[Any]:
     """Return the messages to a rank whose senders wait until it receives them."""
     every = [message for queue in rank.unexpected.values() for message in queue]
     every += [thing for _, _, thing in rank.inbox if hasattr(thing, "sender")]
@@ -959,7 +966,7 @@ class SurvivalCalls:
         """Return the group of the dead ranks that this rank knows of."""
         kernel = self.me.kernel
         kernel.take_arrived(self.me)
-        return Group(() if kernel.faults is None else kernel.faults.detector.known(self), self.me.number)
+        return Group(() if kernel.faults is None else kernel.faults.detector.list_known(self), self.me.number)
 
     def Ack_failed(self, num_to_ack: int | None = None) -> int:
         """Let receives from any source wait again although some ranks are dead; return how many are acknowledged."""
@@ -969,7 +976,9 @@ class SurvivalCalls:
     def Agree(self, flag: int) -> int:
         """Return the bitwise AND of the flags of the living ranks; raise on all if some have not acknowledged a death."""
         faults = _faults(self)
-        met = _agreement_call(self, "Agree", (int(flag), set(faults.detector.acknowledged(self))), _agree)
+        met = _agreement_call(
+            self, "Agree", (int(flag), set(faults.detector.list_acknowledged(self))), _agree
+        )
         met.Wait()
         agreed, unseen = met.result
         if unseen:
@@ -986,7 +995,7 @@ class SurvivalCalls:
 
     def Ishrink(self) -> tuple[Any, CollectiveRequest]:
         """Return a communicator of the living ranks, which may be used when the request is done."""
-        made: Any = self._blank()  # type: ignore[attr-defined]
+        made: Any = self._make_null()  # type: ignore[attr-defined]
         return made, _agreement_call(self, "Shrink", None, _shrink, lambda found: made._fill(*found))
 
     def Iagree(self, flag: Any) -> CollectiveRequest:
@@ -1000,7 +1009,7 @@ class SurvivalCalls:
         def take(result: Any) -> None:
             number[0] = result[0]
 
-        acknowledged = set(faults.detector.acknowledged(self))
+        acknowledged = set(faults.detector.list_acknowledged(self))
         return _agreement_call(self, "Agree", (number[0], acknowledged), _agree, take)
 
 

@@ -94,20 +94,20 @@ class Group(Handle):
     def Union(cls, group1: Group, group2: Group) -> Group:
         known = set(group1.members)
         return cls(
-            [*group1.members, *(one for one in group2.members if one not in known)], _either(group1, group2)
+            [*group1.members, *(one for one in group2.members if one not in known)], _find_me(group1, group2)
         )
 
     @classmethod
     def Intersection(cls, group1: Group, group2: Group) -> Group:
         known = set(group2.members)
-        return cls([one for one in group1.members if one in known], _either(group1, group2))
+        return cls([one for one in group1.members if one in known], _find_me(group1, group2))
 
     Intersect = Intersection
 
     @classmethod
     def Difference(cls, group1: Group, group2: Group) -> Group:
         known = set(group2.members)
-        return cls([one for one in group1.members if one not in known], _either(group1, group2))
+        return cls([one for one in group1.members if one not in known], _find_me(group1, group2))
 
     def Compare(self, group: Group) -> int:
         mine, theirs = tuple(self.members), tuple(group.members)
@@ -141,7 +141,7 @@ def _spread(ranges: Sequence[Sequence[int]]) -> list[int]:
     return found
 
 
-def _either(group1: Group, group2: Group) -> int:
+def _find_me(group1: Group, group2: Group) -> int:
     return group1._me if group1._me >= 0 else group2._me
 
 
@@ -404,7 +404,7 @@ def meet(
     def complete(advance: Advance | None = None) -> None:
         end = meeting.latest
         if charged:
-            priced = _blocking(name)
+            priced = _blocking_name(name)
             if advance is not None:
                 end += advance.delay(end, kernel.wires.collective(priced, state.members, handed))
             end = kernel.wires.join(priced, state.members, handed, end)
@@ -435,7 +435,7 @@ def meet(
 
 
 @cache
-def _blocking(name: str) -> str:
+def _blocking_name(name: str) -> str:
     """Return the blocking call of this name: a non-blocking collective costs as much."""
     return name[1:].capitalize() if name[0] == "I" else name.capitalize()
 

@@ -111,14 +111,15 @@ class Attributes(Handle):
         _check_keyval(keyval)
         return KEYVAL_INVALID
 
-    def _cached(self) -> dict[int, Any]:
+    def _get_attributes(self) -> dict[int, Any]:
+        """Return the values of the attributes that have been set, by key."""
         raise NotImplementedError
 
     def _fixed_attribute(self, keyval: int) -> Any:
         """Return the value of an attribute that MPI itself sets."""
 
     def Get_attr(self, keyval: int) -> Any:
-        cached = self._cached()
+        cached = self._get_attributes()
         if keyval in self._fixed:
             return self._fixed_attribute(keyval)
         _check_keyval(keyval)
@@ -126,14 +127,14 @@ class Attributes(Handle):
 
     def Set_attr(self, keyval: int, attrval: Any) -> None:
         _check_keyval(keyval)
-        cached = self._cached()
+        cached = self._get_attributes()
         if keyval in cached:
             self.Delete_attr(keyval)
         cached[keyval] = attrval
 
     def Delete_attr(self, keyval: int) -> None:
         _check_keyval(keyval)
-        cached = self._cached()
+        cached = self._get_attributes()
         if keyval in cached:
             value = cached.pop(keyval)
             delete = _callbacks[keyval][1]
@@ -142,19 +143,19 @@ class Attributes(Handle):
 
     def _delete_all(self) -> None:
         """Delete the attributes of an object that is being freed, the latest first."""
-        for keyval in reversed(list(self._cached())):
+        for keyval in reversed(list(self._get_attributes())):
             self.Delete_attr(keyval)
 
     def _copy_all(self, other: Attributes) -> None:
         """Copy the attributes to a duplicate, as their copy functions say."""
-        for keyval, value in list(self._cached().items()):
+        for keyval, value in list(self._get_attributes().items()):
             copy = _callbacks[keyval][0]
             if copy is True:
-                other._cached()[keyval] = value
+                other._get_attributes()[keyval] = value
             elif callable(copy):
                 found = call_back(copy, self, keyval, value)
                 if found is not NotImplemented:
-                    other._cached()[keyval] = found
+                    other._get_attributes()[keyval] = found
 
 
 def _check_keyval(keyval: int) -> None:
@@ -213,36 +214,37 @@ class Info(Handle):
     def Create_env(cls, args: Any = None) -> Any:
         return cls.Create(dict(INFO_ENV.items()))
 
-    def _used(self) -> dict[str, str]:
+    def _unwrap(self) -> dict[str, str]:
+        """Return the hints, or raise if the object is null."""
         if self._items is None:
             raise mpi_error("ERR_INFO", "the null object has no hints")
         return self._items
 
     def Free(self) -> None:
-        self._used()
+        self._unwrap()
         self._items = None
 
     def Dup(self) -> Any:
-        return type(self).Create(dict(self._used()))
+        return type(self).Create(dict(self._unwrap()))
 
     def Get(self, key: str) -> str | None:
-        return self._used().get(key)
+        return self._unwrap().get(key)
 
     def Set(self, key: str, value: str) -> None:
         if not key:
             raise mpi_error("ERR_INFO_KEY", "the name of a hint must not be empty")
-        self._used()[key] = value
+        self._unwrap()[key] = value
 
     def Delete(self, key: str) -> None:
-        if key not in self._used():
+        if key not in self._unwrap():
             raise mpi_error("ERR_INFO_NOKEY", f"there is no hint {key!r}")
-        del self._used()[key]
+        del self._unwrap()[key]
 
     def Get_nkeys(self) -> int:
-        return len(self._used())
+        return len(self._unwrap())
 
     def Get_nthkey(self, n: int) -> str:
-        keys = list(self._used())
+        keys = list(self._unwrap())
         if not 0 <= n < len(keys):
             raise mpi_error("ERR_ARG", f"there are {len(keys)} hints; got number {n}")
         return keys[n]

@@ -17,6 +17,7 @@ from paceline.vmpi.collectives import SUM, check_op, combine_all
 from paceline.vmpi.communicator import (
     COMM_KINDS,
     Comm,
+    check_color,
     current_comm,
     make_comm,
     pickle_object,
@@ -103,7 +104,7 @@ class Intercomm(Comm):
 
     def Create(self, group: Group) -> Any:
         """Make an intercommunicator of some ranks of each group."""
-        self._used()
+        self._unwrap()
 
         def finish(given: Rows) -> Rows:
             first = self.state.groups[0]
@@ -116,7 +117,8 @@ class Intercomm(Comm):
         return self._make_comm(self._agree("Create", tuple(group.members), finish))
 
     def Split(self, color: int = 0, key: int = 0) -> Any:
-        self._used()
+        self._unwrap()
+        check_color(color)
 
         def finish(given: Rows) -> Rows:
             first = self.state.groups[0]
@@ -149,7 +151,7 @@ class Intercomm(Comm):
         """Return True if this rank is in the group that the root is not in."""
         return root not in (ROOT, self.kernel.special.proc_null)
 
-    def _both(
+    def _swap_with_other(
         self, name: str, given: Any, pick: Callable[[Rows, int], Any], take: Any, nbytes: int
     ) -> CollectiveRequest:
         """Meet the other group. `pick` is given what that group contributed, and a rank; it returns the rank's result."""
@@ -176,7 +178,7 @@ class Intercomm(Comm):
             rows = [row for row in theirs if row is not None]
             return pick(rows[0], rank) if rows else None
 
-        return self._both(name, given, find, take if self._takes_part(root) else None, nbytes)
+        return self._swap_with_other(name, given, find, take if self._takes_part(root) else None, nbytes)
 
     def _bcast(self, name: str, buf: Any, root: int) -> CollectiveRequest:
         root = self._check_root(root)
@@ -216,7 +218,7 @@ class Intercomm(Comm):
             rows = [row for row in theirs if row is not None]
             return join(rows) if rows else None
 
-        return self._both(name, given, find, take if root == ROOT else None, nbytes)
+        return self._swap_with_other(name, given, find, take if root == ROOT else None, nbytes)
 
     def _gather(self, name: str, sendbuf: Any, recvbuf: Any, root: int) -> CollectiveRequest:
         root = self._check_root(root)
@@ -256,7 +258,7 @@ class Intercomm(Comm):
         send, into = BufferMemory(sendbuf, writing=False), BufferMemory(recvbuf, writing=True)
         self._check_same(name, send, into)
         made = check_op(op, send.kind)
-        return self._both(
+        return self._swap_with_other(
             name, send.read(), lambda rows, _: combine_all(rows, made, send.kind), into.write, send.nbytes
         )
 
@@ -275,22 +277,24 @@ class Intercomm(Comm):
             stop = ends[self.rank]
             into.write(whole[ends[self.rank - 1] if self.rank else 0 : stop])
 
-        return self._both(name, send.read(), lambda rows, _: rows, take, send.nbytes)
+        return self._swap_with_other(name, send.read(), lambda rows, _: rows, take, send.nbytes)
 
     def _allgather(self, name: str, sendbuf: Any, recvbuf: Any) -> CollectiveRequest:
         send, into = BufferMemory(sendbuf, writing=False), equal_blocks(recvbuf, self.reach, writing=True)
-        return self._both(name, send.read(), lambda rows, _: b"".join(rows), into.write, send.nbytes)
+        return self._swap_with_other(
+            name, send.read(), lambda rows, _: b"".join(rows), into.write, send.nbytes
+        )
 
     def _allgatherv(self, name: str, sendbuf: Any, recvbuf: Any) -> CollectiveRequest:
         send, into = BufferMemory(sendbuf, writing=False), RankParts(recvbuf, self.reach, writing=True)
-        return self._both(name, send.read(), lambda rows, _: rows, into.take, send.nbytes)
+        return self._swap_with_other(name, send.read(), lambda rows, _: rows, into.take, send.nbytes)
 
     def _alltoall(self, name: str, sendbuf: Any, recvbuf: Any) -> CollectiveRequest:
         send = equal_blocks(sendbuf, self.reach, writing=False)
         into = equal_blocks(recvbuf, self.reach, writing=True)
         each, data = send.nbytes // self.reach, send.read()
         given = [data[rank * each : (rank + 1) * each] for rank in range(self.reach)]
-        return self._both(
+        return self._swap_with_other(
             name, given, lambda rows, rank: b"".join(row[rank] for row in rows), into.write, send.nbytes
         )
 
@@ -298,7 +302,7 @@ class Intercomm(Comm):
         types = name.endswith("w")
         given = _rows(RankParts(sendbuf, self.reach, writing=False, types=types))
         into = RankParts(recvbuf, self.reach, writing=True, types=types)
-        return self._both(
+        return self._swap_with_other(
             name, given, lambda rows, rank: [row[rank] for row in rows], into.take, _weigh(given)
         )
 
@@ -327,13 +331,13 @@ class Intercomm(Comm):
 
     def allgather(self, sendobj: Any) -> list[Any]:
         given = pickle_object(sendobj)
-        met = self._both("allgather", given, lambda rows, _: rows, None, len(given))
+        met = self._swap_with_other("allgather", given, lambda rows, _: rows, None, len(given))
         met.Wait()
         return [unpickle_object(row) for row in met.result]
 
     def alltoall(self, sendobj: Any) -> list[Any]:
         given = self._row(sendobj)
-        met = self._both(
+        met = self._swap_with_other(
             "alltoall", given, lambda rows, rank: [row[rank] for row in rows], None, _weigh(given)
         )
         met.Wait()
@@ -348,7 +352,7 @@ class Intercomm(Comm):
 
     def allreduce(self, sendobj: Any, op: Any = None) -> Any:
         given = pickle_object(sendobj)
-        met = self._both("allreduce", given, lambda rows, _: rows, None, len(given))
+        met = self._swap_with_other("allreduce", given, lambda rows, _: rows, None, len(given))
         met.Wait()
         return _combine(met.result, op)
 

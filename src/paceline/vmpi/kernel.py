@@ -278,6 +278,10 @@ class Kernel:
 
         Written without helper functions: half the time of a simulation is spent here.
         """
+        if self.revises:
+            while not request.done:
+                self.progress(rank)
+            return
         if rank.advancing:
             self.advance(rank, waits=True)
         inbox, heap = rank.inbox, self.heap
@@ -319,19 +323,18 @@ class Kernel:
         """Wait for the next thing to arrive for a rank, and take it in."""
         if rank.advancing:
             self.advance(rank, waits=True)
-        inbox, heap = rank.inbox, self.heap
-        if inbox:
-            at = max(inbox[0][0], rank.t)
-            if not heap or heap[0][0] >= at:
-                rank.t = at
-                rank.drained, _, thing = heappop(inbox)
-                thing.arrive(rank)
-                return
+        inbox, heap, since = rank.inbox, self.heap, rank.t
+        at = max(inbox[0][0], since) if inbox else inf
+        if inbox and (not heap or heap[0][0] >= at):
+            rank.t = at
         else:
-            at = inf
-        rank.wake = at
-        self.sleep(rank, at)
-        rank.wake = NOT_WAITING
+            rank.wake = at
+            self.sleep(rank, at)
+            rank.wake = NOT_WAITING
+        if self.revises and rank.t > since:
+            copier = self.wires.copiers.get(rank.number)
+            if copier is not None and copier.flows:
+                copier.wait(since, rank.t)
         if inbox and inbox[0][0] <= rank.t:
             rank.drained, _, thing = heappop(inbox)
             thing.arrive(rank)
@@ -535,6 +538,11 @@ class Message(Request):
             waiting = rank.unexpected[self.to] = deque()
         waiting.append(self)
 
+    def is_taken(self, rank: Any) -> bool:
+        """Return False if the message has just been queued as unexpected."""
+        waiting = rank.unexpected.get(self.to)
+        return not waiting or waiting[-1] is not self
+
     def describe(self) -> str:
         """Describe the message and where it was sent."""
         return f"{self.nbytes:,} bytes with tag {self.tag} from {self.describe_request()}"
@@ -639,7 +647,7 @@ def match(rank: Any, receive: ReceiveRequest, message: Message) -> None:
     if contended:
         kernel.let_earlier_go(rank)  # a network card is shared in the order of time
     if data.__class__ is memoryview:
-        data = data.tobytes()
+        data = receive.fetch(data)
     arrives, taking, released = kernel.wires.fetch(sender.number, rank.number, message.nbytes, rank.t)
     gone: Any = _Released(message)
     flow = kernel.wires.flow if kernel.revises and contended else None
@@ -652,7 +660,7 @@ def match(rank: Any, receive: ReceiveRequest, message: Message) -> None:
         return
     coming: Any = Data(receive, message, data, length, taking)
     if flow is not None:
-        coming = InFlight(coming, arrives, flow.arrives)
+        coming = InFlight(coming, arrives, flow.arrives, flow=flow)
     kernel.schedule(rank, arrives, coming)
 
 
@@ -660,16 +668,24 @@ class InFlight:
     """Something on its way over a connection that others may slow down: looked at again when it should be there.
 
     `find`: returns when it arrives, as far as is known. `before`: what was sent before, from the same rank to the same
-    rank, and must arrive before.
+    rank, and must arrive before. `flow`: of a message with its data, what may be copied while it is on its way.
     """
 
-    __slots__ = ("at", "before", "find", "thing")
+    __slots__ = ("at", "before", "find", "flow", "thing")
 
     def __init__(
-        self, thing: Any, at: float, find: Callable[[], float] | None, before: InFlight | None = None
+        self,
+        thing: Any,
+        at: float,
+        find: Callable[[], float] | None,
+        before: InFlight | None = None,
+        flow: Any = None,
     ) -> None:
         self.thing: Any = thing
         self.at, self.find, self.before = at, find, before
+        self.flow = None if flow is None or flow.copier is None else flow
+        if self.flow is not None:
+            self.flow.copier.add(self.flow)
 
     def arrive(self, rank: Any) -> None:
         due = self.at if self.find is None else self.find()
@@ -681,6 +697,14 @@ class InFlight:
             rank.kernel.schedule(rank, self.at, self)
             return
         thing, self.thing, self.find = self.thing, None, None
+        if self.flow is not None:
+            copied, whole = self.flow.copier.take(self.flow), thing.taking
+            if copied:
+                thing.taking = max(0.0, whole - copied)
+                thing.arrive(rank)
+                if not thing.is_taken(rank):
+                    thing.taking = whole  # copied to where the receive wants it, later
+                return
         thing.arrive(rank)
 
 
@@ -706,6 +730,9 @@ class Data:
     ) -> None:
         self.receive, self.message = receive, message
         self.data, self.nbytes, self.taking = data, nbytes, taking
+
+    def is_taken(self, rank: Any) -> bool:
+        return True
 
     def arrive(self, rank: Any) -> None:
         rank.t += self.taking

@@ -36,7 +36,7 @@ class buffer(np.ndarray[Any, np.dtype[np.uint8]]):  # noqa: N801 (mpi4py's name)
     """The memory belongs to a device: programs cannot read or write it here."""
 
     def __new__(cls, *given: Any) -> buffer:
-        return cls.frombuffer(*given) if given else _bytes_at_nowhere()
+        return cls.frombuffer(*given) if given else _make_empty()
 
     def __array_finalize__(self, other: Any) -> None:
         owner = getattr(other, "_owner", None)
@@ -145,7 +145,7 @@ def _check_place(where: Any) -> None:
         raise TypeError(f"bytes of memory have whole numbers; got {type(where).__name__}")
 
 
-def _bytes_at_nowhere() -> buffer:
+def _make_empty() -> buffer:
     found = np.empty(0, np.uint8).view(buffer)
     found.release()
     return found
@@ -309,7 +309,7 @@ def _from_dlpack(given: Any) -> memoryview:
     reach = _main_memory_at if device == 1 else memory_at
     found = reach((tensor.data or 0) + tensor.byte_offset, nbytes, (given, capsule))
     known = code in _DLPACK_KINDS and (code == 5 or tensor.lanes == 1)
-    return _typed(found, f"{_DLPACK_KINDS[code]}{itemsize}" if known else "u1", readonly)
+    return _cast(found, f"{_DLPACK_KINDS[code]}{itemsize}" if known else "u1", readonly)
 
 
 def _from_cuda(given: Any) -> memoryview:
@@ -334,7 +334,7 @@ def _from_cuda(given: Any) -> memoryview:
     _check_shape(shape)
     _check_strides(shape, interface.get("strides"), itemsize)
     nbytes = prod(shape) * itemsize
-    return _typed(memory_at(address or 0, nbytes, given), typestr[1:], readonly)
+    return _cast(memory_at(address or 0, nbytes, given), typestr[1:], readonly)
 
 
 def check_byte_order(order: str) -> None:
@@ -390,7 +390,7 @@ def _capsule_pointer() -> Any:
     return found
 
 
-def _typed(memory: Any, kind: str, readonly: bool) -> memoryview:
+def _cast(memory: Any, kind: str, readonly: bool) -> memoryview:
     array = np.frombuffer(memory, "?" if kind == "b1" else kind)
     if readonly:
         array.flags.writeable = False

@@ -118,7 +118,7 @@ def run(
             return lambda: function(MPI.enter(world, rank))
         return lambda: function(MPI.enter(world, rank), *arguments)
 
-    with _rare_garbage_collection(ranks), replace_mpi4py(function) as kernel.MPI:
+    with _collect_garbage_rarely(ranks), replace_mpi4py(function) as kernel.MPI:
         kernel.run([body(rank) for rank in range(ranks)])
     if kernel.faults is not None:
         for sentence in kernel.faults.describe_unused():
@@ -166,7 +166,7 @@ def check_ranks(ranks: int) -> None:
 
 
 @contextmanager
-def _rare_garbage_collection(ranks: int) -> Iterator[None]:
+def _collect_garbage_rarely(ranks: int) -> Iterator[None]:
     """Collect garbage rarely: messages form no cycles, and searching the memory of thousands of ranks is slow.
 
     The more ranks there are, the more objects that are no garbage they make at their start.
@@ -192,7 +192,7 @@ class Script:
     ...     text = "from mpi4py.MPI import COMM_WORLD as c\\nranks = c.gather(c.rank)\\nif ranks: print(__name__, ranks)"
     ...     _ = file.write_text(text)
     ...     script = Script(file)
-    ...     with script.running():
+    ...     with script.imitate_python():
     ...         _ = run(script, ranks=2)
     __main__ [0, 1]
     """
@@ -227,7 +227,7 @@ class Script:
         return found  # type: ignore[no-any-return]
 
     @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
+    def imitate_python(self) -> Iterator[None]:
         """Set `sys.argv`, `sys.path` and `sys.modules` as for a program started by Python itself."""
         argv, path, before = sys.argv, sys.path[:], sys.modules.copy()
         sys.argv = [str(self.file), *self.arguments]

@@ -18,8 +18,16 @@ from paceline.vmpi.buffers import (
     poison,
     write_bytes,
 )
-from paceline.vmpi.constants import SUCCESS, UNDEFINED, special_numbers
-from paceline.vmpi.errors import BufferChanged, MPIError, ReadOnly, find_site, format_site, mpi_error
+from paceline.vmpi.constants import ERR_IN_STATUS, SUCCESS, UNDEFINED, special_numbers
+from paceline.vmpi.errors import (
+    BufferChanged,
+    MPIError,
+    ReadOnly,
+    Truncated,
+    find_site,
+    format_site,
+    mpi_error,
+)
 from paceline.vmpi.handles import Handle, Numbered, call_back, constants, find_constant, numbered
 
 
@@ -169,17 +177,24 @@ class RequestLists:
 
     @classmethod
     def Waitall(cls, requests: Sequence[Any], statuses: Any = None) -> bool:
+        failed = None
         for number, request in enumerate(requests):
-            request.Wait(_nth(statuses, number))
+            try:
+                request.Wait(_find_status(statuses, number))
+            except Truncated as error:
+                failed = failed or error
+                _set_error(statuses, number, error)
+        if failed is not None:
+            raise Truncated(str(failed), ERR_IN_STATUS)
         return True
 
     @classmethod
     def Waitany(cls, requests: Sequence[Any], status: Any = None) -> int:
-        live = _live(requests)
+        live = _select_live(requests)
         if not live:
-            _nothing(status)
+            _return_empty(status)
             return UNDEFINED
-        _until_some(live, "Waitany")
+        _wait_for_some(live, "Waitany")
         for number, request in enumerate(requests):
             if not request.spent and request.done:
                 request._finish(status)
@@ -193,31 +208,26 @@ class RequestLists:
             return None
         kernel, rank.doing = rank.kernel, "Waitsome"
         kernel.take_arrived(rank)
-        while not (done := _done(requests)):
+        while not (done := _find_done(requests)):
             kernel.progress(rank)
         return _finish(requests, done, statuses)
 
     @classmethod
     def Testall(cls, requests: Sequence[Any], statuses: Any = None) -> bool:
-        live = _live(requests)
+        live = _select_live(requests)
         if live and not all(request.done for request in live):
             kernel = live[0].rank.kernel
             kernel.take_arrived(live[0].rank)
             if not all(request.done for request in live):
                 kernel.count_poll(live[0].rank)
                 return False
-        for number, request in enumerate(requests):
-            if not request.spent:
-                request._finish(_nth(statuses, number))
-            else:
-                _nothing(_nth(statuses, number))
-        return True
+        return cls.Waitall(requests, statuses)  # which has nothing to wait for
 
     @classmethod
     def Testany(cls, requests: Sequence[Any], status: Any = None) -> tuple[int, bool]:
-        live = _live(requests)
+        live = _select_live(requests)
         if not live:
-            return UNDEFINED, _nothing(status)
+            return UNDEFINED, _return_empty(status)
         rank = live[0].rank
         rank.kernel.take_arrived(rank)
         for number, request in enumerate(requests):
@@ -233,16 +243,16 @@ class RequestLists:
         if rank is None:
             return None
         rank.kernel.take_arrived(rank)
-        done = _finish(requests, _done(requests), statuses)
+        done = _finish(requests, _find_done(requests), statuses)
         if not done:
             rank.kernel.count_poll(rank)
         return done
 
     @classmethod
     def Get_status_any(cls, requests: Sequence[Any], status: Any = None) -> tuple[int, bool]:
-        live = _live(requests)
+        live = _select_live(requests)
         if not live:
-            return UNDEFINED, _nothing(status)
+            return UNDEFINED, _return_empty(status)
         for number, request in enumerate(requests):
             if not request.spent and request.Get_status(status):
                 return number, True
@@ -250,17 +260,19 @@ class RequestLists:
 
     @classmethod
     def Get_status_all(cls, requests: Sequence[Any], statuses: Any = None) -> bool:
-        return all([request.Get_status(_nth(statuses, place)) for place, request in enumerate(requests)])  # noqa: C419
+        return all(
+            [request.Get_status(_find_status(statuses, place)) for place, request in enumerate(requests)]  # noqa: C419
+        )
 
     @classmethod
     def Get_status_some(cls, requests: Sequence[Any], statuses: Any = None) -> list[int] | None:
-        if not _live(requests):
+        if not _select_live(requests):
             return None
         done = [
             number for number, request in enumerate(requests) if not request.spent and request.Get_status()
         ]
         for place, number in enumerate(done):
-            requests[number].Get_status(_nth(statuses, place))
+            requests[number].Get_status(_find_status(statuses, place))
         return done
 
     get_status_any, get_status_all, get_status_some = Get_status_any, Get_status_all, Get_status_some
@@ -300,7 +312,7 @@ class RequestLists:
         return number, done, None if number == UNDEFINED else requests[number].message()
 
 
-def _nth(statuses: Any, number: int) -> Any:
+def _find_status(statuses: Any, number: int) -> Any:
     """Return the status of a request; a list that is too short grows, a tuple does not."""
     if statuses is None:
         return None
@@ -311,11 +323,11 @@ def _nth(statuses: Any, number: int) -> Any:
     return statuses[number]
 
 
-def _live(requests: Sequence[Any]) -> list[Any]:
+def _select_live(requests: Sequence[Any]) -> list[Any]:
     return [request for request in requests if not request.spent]
 
 
-def _until_some(live: list[Any], name: str) -> None:
+def _wait_for_some(live: list[Any], name: str) -> None:
     """Wait until at least one request is done."""
     rank = live[0].rank
     kernel = rank.kernel
@@ -330,15 +342,29 @@ def _rank_of(requests: Sequence[Any]) -> Any:
     return next((request.rank for request in requests if not request.spent), None)
 
 
-def _done(requests: Sequence[Any]) -> list[int]:
+def _find_done(requests: Sequence[Any]) -> list[int]:
     """Return the numbers of the requests that are done: a master looks through a thousand of them for every message."""
     return [number for number, request in enumerate(requests) if request.done and not request.spent]
 
 
 def _finish(requests: Sequence[Any], done: list[int], statuses: Any) -> list[int]:
+    failed = None
     for place, number in enumerate(done):
-        requests[number]._finish(_nth(statuses, place))
+        try:
+            requests[number]._finish(_find_status(statuses, place))
+        except Truncated as error:
+            failed = failed or error
+            _set_error(statuses, place, error)
+    if failed is not None:
+        raise Truncated(str(failed), ERR_IN_STATUS)
     return done
+
+
+def _set_error(statuses: Any, number: int, error: Truncated) -> None:
+    """Note in the status of one of several requests that it failed; the call itself fails with ERR_IN_STATUS."""
+    status = _find_status(statuses, number)
+    if status is not None:
+        status.Set_error(error.Get_error_class())
 
 
 class Request(RequestLists, Numbered):
@@ -375,7 +401,7 @@ class Request(RequestLists, Numbered):
         if self.error is not None:
             self._fail(self.error)
         if status is not None:
-            _nothing(status)
+            _return_empty(status)
 
     def _fail(self, error: BaseException) -> None:
         if isinstance(error, MPIError) and error.pending:
@@ -389,8 +415,9 @@ class Request(RequestLists, Numbered):
         raise error
 
     def describe(self) -> str:
-        """Describe the request and where it was started."""
-        return f"{self.name} of rank {self.rank.number} at {format_site(self.origin)}"
+        """Describe the request and, if requests are watched, where it was started."""
+        where = "" if self.origin is None else f" at {format_site(self.origin)}"
+        return f"{self.name} of rank {self.rank.number}{where}"
 
     def describe_wait(self) -> str:
         """Describe what the request is waiting for."""
@@ -400,7 +427,7 @@ class Request(RequestLists, Numbered):
 
     def Wait(self, status: Any = None) -> bool:
         if self.spent:
-            return _nothing(status)
+            return _return_empty(status)
         if not self.done:
             rank = self.rank
             rank.doing = self
@@ -413,7 +440,7 @@ class Request(RequestLists, Numbered):
 
     def Test(self, status: Any = None) -> bool:
         if self.spent:
-            return _nothing(status)
+            return _return_empty(status)
         rank = self.rank
         if not self.done:
             rank.kernel.take_arrived(rank)
@@ -426,7 +453,7 @@ class Request(RequestLists, Numbered):
     def Get_status(self, status: Any = None) -> bool:
         """Return True if the request is done; it stays to be waited for."""
         if self.spent:
-            return _nothing(status)
+            return _return_empty(status)
         if not self.done:
             self.rank.kernel.take_arrived(self.rank)
             if not self.done:
@@ -441,7 +468,7 @@ class Request(RequestLists, Numbered):
 
     def _tell(self, status: Any) -> None:
         """Fill the status of a request that is done."""
-        _nothing(status)
+        _return_empty(status)
 
     def Cancel(self) -> None:
         """Cancel the operation, if that is still possible; the request has to be waited for all the same."""
@@ -492,8 +519,8 @@ class Request(RequestLists, Numbered):
         return done, self.message() if done else None
 
 
-def _nothing(status: Any) -> bool:
-    """Return at once, with MPI's empty status."""
+def _return_empty(status: Any) -> bool:
+    """Fill a status with MPI's empty one, and return True: there is nothing to wait for."""
     if status is not None:
         anything = special_numbers()
         fill_status(status, anything.any_source, anything.any_tag, 0)
@@ -551,6 +578,13 @@ class ReceiveRequest(Request):
             self.saved = self.view.tobytes()
             write_bytes(self.view, poison(self.nbytes))
 
+    def fetch(self, data: memoryview) -> bytes | None:
+        """Copy the sender's memory, which it may soon change; return what `deliver` is to write."""
+        if self.saved is not None:
+            return data.tobytes()
+        write_bytes(self.view, data)  # which the rank does not read before the message has arrived
+        return None
+
     def deliver(self, data: bytes | None, nbytes: int, source: int, tag: int) -> None:
         """Complete the receive with the contents of a message."""
         view, kept = self.view, self.saved
@@ -569,6 +603,8 @@ class ReceiveRequest(Request):
         self.done = True
 
     def _finish(self, status: Any) -> None:
+        if status is not None and isinstance(self.error, Truncated):
+            self._tell(status)
         super()._finish(None)
         if status is not None:
             self._tell(status)
@@ -677,10 +713,10 @@ class PersistentRequest(Request):
             self._current._tell(status)
 
     def Wait(self, status: Any = None) -> bool:
-        return _nothing(status) if self._current is None else self._current.Wait(status)
+        return _return_empty(status) if self._current is None else self._current.Wait(status)
 
     def Test(self, status: Any = None) -> bool:
-        return _nothing(status) if self._current is None else self._current.Test(status)
+        return _return_empty(status) if self._current is None else self._current.Test(status)
 
     def Cancel(self) -> None:
         if self._current:
@@ -745,6 +781,16 @@ class PartitionedReceive(PersistentRequest):
         return self._current is None or self._current.spent or self._current.Get_status()
 
 
+def wait_for_both(receiving: Request, sending: Request, status: Any) -> None:
+    """Wait for a receive and a send; a receive whose message was truncated fails when both are done."""
+    try:
+        receiving.Wait(status)
+    except Truncated:
+        sending.Wait()
+        raise
+    sending.Wait()
+
+
 class JointRequest(Request):
     """A send and a receive under one request, whose status is that of the receive."""
 
@@ -769,10 +815,11 @@ class JointRequest(Request):
 
     def Wait(self, status: Any = None) -> bool:
         if self.spent:
-            return _nothing(status)
-        self._receiving.Wait(status)
-        self._sending.Wait()
-        self.spent = True
+            return _return_empty(status)
+        try:
+            wait_for_both(self._receiving, self._sending, status)
+        finally:
+            self.spent = not (self._receiving or self._sending)  # a failed receive from any source stays
         return True
 
     def Free(self) -> None:
@@ -793,7 +840,7 @@ class GeneralizedRequest(Request):
 
     def Wait(self, status: Any = None) -> bool:
         if self.spent:
-            return _nothing(status)
+            return _return_empty(status)
         self.rank.kernel.wait(self.rank, self)
         self._finish(status)
         return True

@@ -25,7 +25,6 @@ from greenlet import getcurrent
 from numpy.typing import NDArray
 
 from paceline.vmpi.groups import CollectiveRequest
-from paceline.vmpi.kernel import AT_ONCE
 from paceline.vmpi.network import PIECE
 
 Times = NDArray[np.float64]
@@ -61,7 +60,8 @@ class Gathering:
         kernel.gathering = None
         self.by_messages = True
         for place, number in enumerate(self.calls):
-            kernel.enter(kernel.ranks[number], AT_ONCE, place)
+            rank = kernel.ranks[number]
+            kernel.enter(rank, rank.t, place)  # before others that have the same time
         self.calls = {}
 
 
@@ -254,6 +254,19 @@ class _Card:
                     self._gaps.setdefault(card, []).append((start, end))
 
 
+class _Passed(NamedTuple):
+    """What passes through the cards that receive, in one round or inserted between rounds: at most one message each."""
+
+    reserved: Times
+    """When a card was last reserved, in this round or before."""
+    begin: Times
+    """When the message of this round begins to pass; inf: there is none."""
+    free: Times
+    """When the card is free again."""
+    has_gap: NDArray[np.bool_]
+    """Whether a later message may pass before, because the card was reserved ahead of time."""
+
+
 class _Clocks:
     """The clocks of all ranks in one collective, its messages' arrivals, and the cards."""
 
@@ -265,6 +278,9 @@ class _Clocks:
         if not self._inside:
             self._out, self._in = (_Card(*card) for card in wires.directions)
             self._reserved = np.array(kernel.reserved or [-inf] * ranks)
+            start = _Passed(self._reserved, self._reserved, self._in.free.copy(), np.zeros(ranks, bool))
+            self._passed = [start]
+            self._last_gap = -inf
         self._slow = np.ones(ranks)
         for rank, factor in () if kernel.compute is None else kernel.compute.slow.items():
             if rank < ranks:
@@ -303,7 +319,8 @@ class _Clocks:
         eager = not kernel.rendezvous and longest <= limit
         if not eager and not kernel.rendezvous and shortest <= limit:
             raise Unclear
-        self._t[receivers] += wires.post
+        if not found.sends_first:
+            self._t[receivers] += wires.post
         step = self._pass_inside if self._inside else self._pass_eager if eager else self._pass_announced
         released = step(found, senders, receivers, nbytes, eager)
         if found.works_first:
@@ -323,7 +340,8 @@ class _Clocks:
         early = np.zeros(len(receivers), bool)
         for _ in range(ATTEMPTS):
             t = begin.copy()
-            _add_where(t, receivers, early, taking)
+            if not found.sends_first:
+                _add_where(t, receivers, early, taking)
             free = t[senders] + own
             arrives = self._order(senders, receivers, flight + free)
             before, early = early, self._is_early(found, receivers, arrives)
@@ -334,6 +352,10 @@ class _Clocks:
         self._remember(senders, receivers, arrives)
         matched = begin[receivers]
         t[senders] = free
+        if found.sends_first:
+            t[receivers] += self._wires.post
+            matched = t[receivers]
+            _add_where(t, receivers, early, taking)
         waited = np.maximum(t[receivers], arrives)
         t[receivers] = np.where(early, t[receivers], waited + taking)
         self._drained[receivers] = np.where(early, self._drained[receivers], arrives)
@@ -355,11 +377,15 @@ class _Clocks:
         early = np.zeros(len(receivers), bool)
         for _ in range(ATTEMPTS):
             t = begin.copy()
-            _add_where(t, receivers, early, taking)
+            if not found.sends_first:
+                _add_where(t, receivers, early, taking)
             now = t[senders]
             ready = now + wires.overhead + first
             leaves = np.maximum(out[senders], ready)
             there = np.maximum(into[receivers], leaves + wires.latency)
+            ahead = np.flatnonzero(now < self._reserved[receivers])  # of messages of earlier rounds
+            if len(ahead):
+                there[ahead] = leaves[ahead] + wires.latency
             arrives = self._order(senders, receivers, there + first + more)
             before, early = early, self._is_early(found, receivers, arrives)
             if (before == early).all():
@@ -367,11 +393,19 @@ class _Clocks:
         else:
             raise Unclear
         leaves = self._out.reserve(senders, ready, passing, now, False)
-        self._reserve_in(found, receivers, now)
+        if len(ahead) and (leaves > ready)[ahead].any():
+            raise Unclear
+        others = np.delete(np.arange(len(receivers)), ahead)
+        each = np.broadcast_to(passing, len(receivers))
+        self._insert_in(receivers[ahead], there[ahead], each[ahead], now[ahead])
         self._eager_event = max(self._eager_event, float(now.max()))
-        self._in.reserve(receivers, leaves + wires.latency, passing, now, leaves > ready)
+        at, late = leaves[others] + wires.latency, (leaves > ready)[others]
+        self._reserve_in(found, receivers[others], at, each[others], now[others], late)
         self._remember(senders, receivers, arrives)
         t[senders] = now + wires.overhead + copying
+        if found.sends_first:
+            t[receivers] += wires.post
+            _add_where(t, receivers, early, taking)
         t[receivers] = np.where(early, t[receivers], np.maximum(t[receivers], arrives) + taking)
         self._drained[receivers] = np.where(early, self._drained[receivers], arrives)
         self._t = t
@@ -388,6 +422,9 @@ class _Clocks:
         early = self._is_early(found, receivers, arrives)
         self._remember(senders, receivers, arrives)
         self._t[senders] = free
+        if found.sends_first:
+            self._t[receivers] += wires.post
+            posted = self._t[receivers]
         sent = self._t[receivers]
         now = np.where(early, posted, np.maximum(sent, arrives))
         asked = now + wires.overhead + wires.latency
@@ -396,8 +433,7 @@ class _Clocks:
             leaves = self._out.reserve(senders, asked + wires.overhead + first, passing, now, True)
         else:
             leaves = self._pass_behind(senders, receivers, now, asked, late, first, passing)
-        self._reserve_in(found, receivers, now)
-        there = self._in.reserve(receivers, leaves + wires.latency, passing, now, True)
+        there = self._reserve_in(found, receivers, leaves + wires.latency, passing, now, True)
         comes = there + first + np.maximum(passing - copying, 0.0)
         if (comes <= now).any():
             raise Unclear
@@ -465,12 +501,57 @@ class _Clocks:
         if len(self._recent) > REMEMBERED:
             self._forgotten = max(self._forgotten, float(self._recent.popleft()[2].max()))
 
-    def _reserve_in(self, found: Any, receivers: Ranks, now: Times) -> None:
-        """Raise Unclear unless these messages reserve their receivers' cards after those of earlier rounds."""
+    def _reserve_in(
+        self, found: Any, receivers: Ranks, ready: Times, passing: Any, now: Times, early: Any
+    ) -> Times:
+        """Reserve the receivers' cards, after those of earlier rounds or else raise Unclear; return when messages pass."""
         before = self._reserved[receivers]
         if (now < before).any() or (found.senders is not self._key[0] and (now == before).any()):
             raise Unclear
-        self._reserved[receivers] = now
+        begins = self._in.reserve(receivers, ready, passing, now, early)
+        self._note(len(self._passed), receivers, now, begins, self._in.free[receivers], early)
+        self._reserved = self._passed[-1].reserved
+        del self._passed[:-REMEMBERED]
+        return begins
+
+    def _note(
+        self, place: int, receivers: Ranks, now: Times, begins: Times, ends: Times, has_gap: Any
+    ) -> None:
+        """Note messages that pass after those of the places before."""
+        before = self._passed[place - 1]
+        passed = _Passed(
+            before.reserved.copy(), np.full(len(self._t), inf), before.free.copy(), before.has_gap.copy()
+        )
+        passed.reserved[receivers], passed.begin[receivers] = now, begins
+        passed.free[receivers], passed.has_gap[receivers] = ends, has_gap
+        self._passed.insert(place, passed)
+
+    def _insert_in(self, receivers: Ranks, ready: Times, passing: Times, now: Times) -> None:
+        """Let messages pass that were sent before those of earlier rounds; raise Unclear if one delays another."""
+        ends, following = ready + passing, np.full(len(receivers), inf)
+        for place in range(len(self._passed), 0, -1):
+            if not len(receivers):
+                return
+            passed = self._passed[place - 1]
+            reserved, begin, free = (
+                passed.reserved[receivers],
+                passed.begin[receivers],
+                passed.free[receivers],
+            )
+            has_gap = passed.has_gap[receivers]
+            after, fits = now > reserved, ready >= free
+            here = after & fits
+            # At the same time as another, or it has to wait for another, or another for it.
+            if ((now == reserved) | after & ~fits & ~has_gap | here & (ends > following)).any():
+                raise Unclear
+            if here.any():
+                self._note(place, receivers[here], now[here], ready[here], ends[here], False)
+            left = ~here
+            following = np.minimum(following, begin)[left]
+            self._last_gap = np.max(begin, where=left & has_gap & (begin < inf), initial=self._last_gap)
+            receivers, ready, ends, now = receivers[left], ready[left], ends[left], now[left]
+        if len(receivers):
+            raise Unclear
 
     def _costs_inside(self, nbytes: Any, eager: bool) -> tuple[Any, Any, Any]:
         def of(n: int) -> tuple[float, float, float]:
@@ -517,6 +598,8 @@ class _Clocks:
             raise Unclear
         latest = self._drained.max()
         if not self._inside:
+            if self._last_gap > self.leaving:  # of which some was used
+                raise Unclear
             self._out.settle(self.leaving)
             self._in.settle(self.leaving)
             latest = max(latest, self._reserved.max())

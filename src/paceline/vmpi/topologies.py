@@ -115,7 +115,9 @@ class Intracomm(Comm):
 
     def Create_group(self, group: Group, tag: int = 0) -> Any:
         """Make a communicator of the ranks of a group. Only the members of the group call it."""
-        self._used()
+        self._unwrap()
+        if isinstance(tag, int) and tag < 0:
+            raise mpi_error("ERR_TAG", f"a tag must be at least 0; got {tag}")
         members = tuple(group.members)
         if self.me.number not in members:
             return Intracomm()
@@ -135,7 +137,7 @@ class Intracomm(Comm):
 
     def Create_intercomm(self, local_leader: int, peer_comm: Any, remote_leader: int, tag: int = 0) -> Any:
         """Connect this group with another one, whose leader has rank `remote_leader` in `peer_comm`."""
-        self._used()
+        self._unwrap()
         mine: Any = tuple(self.members)
         if self.rank == local_leader:
             sent = peer_comm.isend(mine, remote_leader, tag)

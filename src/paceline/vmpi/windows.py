@@ -2,7 +2,8 @@
 
 One-sided calls cost what messages of their size cost: Put and Accumulate one message to the target; Get, Fetch_and_op
 and Compare_and_swap an empty one there and one of that size back; a lock, a post and a completion an empty message. The
-target's clock does not move. An access takes effect in the order of the clocks of the ranks that make it, and its
+target's clock does not move, but what copies the bytes (a GPU's link, or a processor) copies one access after the
+other. An access takes effect in the order of the clocks of the ranks that make it, and its
 origin waits for it in the call that ends the access: Flush, Unlock, Fence, Complete, or Wait of its request.
 
 In a window of shared memory, loads and stores take no virtual time and are not observed. Ranks that communicate through
@@ -171,19 +172,19 @@ class Window(Attributes, Handled):
 
     def Attach(self, memory: Any) -> None:
         """Let other ranks access some memory by its address, in a dynamic window."""
-        own = self._used()
+        own = self._unwrap()
         if own.shared.flavor != c.WIN_FLAVOR_DYNAMIC:
             raise mpi_error("ERR_RMA_FLAVOR", "memory can be attached to dynamic windows only")
         own.shared.attached[own.comm.rank][get_address(memory)] = as_bytes(raw_memory(memory))
 
     def Detach(self, memory: Any) -> None:
-        own = self._used()
+        own = self._unwrap()
         if own.shared.attached[own.comm.rank].pop(get_address(memory), None) is None:
             raise mpi_error("ERR_RMA_ATTACH", "this memory is not attached to the window")
 
     def Free(self) -> None:
         """Free the window. Views of its memory must no longer be used. Collective."""
-        own = self._used()
+        own = self._unwrap()
         self._delete_all()
         own.comm.me.open.pop(id(self), None)
         self._complete_all()
@@ -192,22 +193,23 @@ class Window(Attributes, Handled):
 
     # ---- what it is
 
-    def _used(self) -> _Own:
+    def _unwrap(self) -> _Own:
+        """Return this rank's part of the window, or raise if the window is null."""
         if self.own is None:
             raise mpi_error("ERR_WIN", "the window is null or has been freed")
         found: _Own = self.own
         return found
 
     def _settings(self) -> Any:
-        return self._used()
+        return self._unwrap()
 
-    def _cached(self) -> dict[int, Any]:
-        return self._used().attributes
+    def _get_attributes(self) -> dict[int, Any]:
+        return self._unwrap().attributes
 
     _fixed = (c.WIN_BASE, c.WIN_SIZE, c.WIN_DISP_UNIT, c.WIN_CREATE_FLAVOR, c.WIN_MODEL)
 
     def _fixed_attribute(self, keyval: int) -> Any:
-        own = self._used()
+        own = self._unwrap()
         memory = own.shared.parts[own.comm.rank]
         return {
             c.WIN_BASE: get_address(memory), c.WIN_SIZE: memory.nbytes, c.WIN_DISP_UNIT: own.shared.units[own.comm.rank],
@@ -226,21 +228,21 @@ class Window(Attributes, Handled):
         return "MPI_WIN_NULL" if self.own is None else self.own.name
 
     def Set_name(self, name: str) -> None:
-        self._used().name = name
+        self._unwrap().name = name
 
     name = property(Get_name, Set_name)
 
     def Get_group(self) -> Group:
-        found: Group = self._used().comm.Get_group()
+        found: Group = self._unwrap().comm.Get_group()
         return found
 
     group = property(Get_group)
-    group_size = property(lambda self: self._used().comm.size)
-    group_rank = property(lambda self: self._used().comm.rank)
+    group_size = property(lambda self: self._unwrap().comm.size)
+    group_rank = property(lambda self: self._unwrap().comm.rank)
 
     def Shared_query(self, rank: int) -> tuple[Any, int]:
         """Return a rank's memory, which is empty if it is on another node, and the bytes that a displacement counts."""
-        own = self._used()
+        own = self._unwrap()
         parts = own.shared.parts
         if rank == own.comm.kernel.special.proc_null:  # the first rank with a part that is not empty
             rank = next((rank for rank, part in enumerate(parts) if part.nbytes), 0)
@@ -251,7 +253,7 @@ class Window(Attributes, Handled):
         return (parts[rank] if near else parts[rank][:0]).view(buffer), own.shared.units[rank]
 
     def tomemory(self) -> Any:
-        own = self._used()
+        own = self._unwrap()
         return own.shared.parts[own.comm.rank].view(buffer)
 
     def __buffer__(self, flags: int) -> memoryview:
@@ -260,7 +262,7 @@ class Window(Attributes, Handled):
 
     def describe(self) -> str:
         """Describe the window and where it was allocated."""
-        return f"window of rank {self._used().comm.me.number}, allocated at {format_site(self.origin)}"
+        return f"window of rank {self._unwrap().comm.me.number}, allocated at {format_site(self.origin)}"
 
     def __bool__(self) -> bool:
         return self.own is not None
@@ -304,7 +306,7 @@ class Window(Attributes, Handled):
         self, origin: Any, result: Any, target_rank: int, target_disp: int = 0, op: Any = None
     ) -> None:
         """Combine one element with the target's, and fetch what the target's was before."""
-        if self._is_nobody(target_rank):
+        if self._is_null_rank(target_rank):
             return
         given, found = Elements(origin), Elements(result)
         _check_single("Fetch_and_op", given, found)
@@ -314,7 +316,7 @@ class Window(Attributes, Handled):
         self, origin: Any, compare: Any, result: Any, target_rank: int, target_disp: int = 0
     ) -> None:
         """Replace one element of the target if it is equal to `compare`, and fetch what it was before."""
-        if self._is_nobody(target_rank):
+        if self._is_null_rank(target_rank):
             return
         given, expected, found = Elements(origin), Elements(compare), Elements(result)
         _check_single("Compare_and_swap", given, expected, found)
@@ -322,20 +324,20 @@ class Window(Attributes, Handled):
         self._travel(target_rank, 0, given.nbytes)
         before = bytes(place.read())
         found.write(before)
-        if before == expected.packed().tobytes():
-            place.write(given.packed().tobytes())
+        if before == expected.pack().tobytes():
+            place.write(given.pack().tobytes())
 
     def _put(self, origin: Any, target_rank: int, target: Any) -> float:
-        if self._is_nobody(target_rank):
+        if self._is_null_rank(target_rank):
             return self._clock()
         given = Elements(origin)
         place = self._target(given, target_rank, target)
         end = self._travel(target_rank, given.nbytes, None)
-        place.write(given.packed())
+        place.write(given.pack())
         return end
 
     def _get(self, origin: Any, target_rank: int, target: Any) -> float:
-        if self._is_nobody(target_rank):
+        if self._is_null_rank(target_rank):
             return self._clock()
         into = Elements(origin)
         if into.view.readonly and into.nbytes:
@@ -346,7 +348,7 @@ class Window(Attributes, Handled):
         return end
 
     def _accumulate(self, origin: Any, result: Any, target_rank: int, target: Any, op: Any) -> float:
-        if self._is_nobody(target_rank):
+        if self._is_null_rank(target_rank):
             return self._clock()
         given = origin if isinstance(origin, Elements) else Elements(origin)
         found = result if result is None or isinstance(result, Elements) else Elements(result)
@@ -362,11 +364,11 @@ class Window(Attributes, Handled):
                 raise mpi_error(
                     "ERR_ARG", f"{given.nbytes} bytes cannot be combined with {len(before)} at the target"
                 )
-            place.write(combine_all([before, given.packed()], made, given.layout.kind))
+            place.write(combine_all([before, given.pack()], made, given.layout.kind))
         return end
 
-    def _is_nobody(self, rank: int) -> bool:
-        own = self._used()
+    def _is_null_rank(self, rank: int) -> bool:
+        own = self._unwrap()
         if 0 <= rank < own.comm.size:
             return False
         if rank != own.comm.kernel.special.proc_null:
@@ -376,11 +378,11 @@ class Window(Attributes, Handled):
         return True
 
     def _clock(self) -> float:
-        return self._used().comm.me.t  # type: ignore[no-any-return]
+        return self._unwrap().comm.me.t  # type: ignore[no-any-return]
 
     def _target(self, origin: Elements, rank: int, target: Any) -> _Place:
         """Return the elements at the target that an access with these elements at its origin means."""
-        own = self._used()
+        own = self._unwrap()
         if own.comm.kernel.strict and not (
             own.fenced or own.all_locked or rank in own.held or _has(own.accessed, own.comm.members[rank])
         ):
@@ -413,19 +415,19 @@ class Window(Attributes, Handled):
 
     def _travel(self, rank: int, there: int, back: int | None) -> float:
         """Charge for bytes to a rank, and back if that is given; return when they have arrived."""
-        own = self._used()
+        own = self._unwrap()
         kernel, me = own.comm.kernel, own.comm.me
         kernel.let_earlier_go(me)  # what ranks with an earlier clock do comes first
         other = own.comm.members[rank]
         me.t, end = _transfer(kernel, me.number, other, there, me.t)
         if back is not None:
-            end = _transfer(kernel, other, me.number, back, end)[1]
+            end = _transfer(kernel, other, me.number, back, end, origin=me.number)[1]
         if end > own.ends.get(rank, 0.0):
             own.ends[rank] = end
         return end
 
     def _request(self, name: str, end: float) -> Request:
-        me = self._used().comm.me
+        me = self._unwrap().comm.me
         request = Request(me, f"Win.{name}")
         me.kernel.schedule(me, max(end, me.t), request)
         return request
@@ -433,18 +435,18 @@ class Window(Attributes, Handled):
     # ---- synchronization
 
     def _complete(self, rank: int) -> None:
-        own = self._used()
+        own = self._unwrap()
         own.comm.me.t = max(own.comm.me.t, own.ends.pop(rank, 0.0))
 
     def _complete_all(self) -> None:
-        own = self._used()
+        own = self._unwrap()
         if own.ends:
             own.comm.me.t = max(own.comm.me.t, *own.ends.values())
             own.ends.clear()
 
     def _notify(self, rank: int) -> float:
         """Charge for an empty message to a rank, and return when it arrives."""
-        own = self._used()
+        own = self._unwrap()
         if own.shared.flavor == c.WIN_FLAVOR_SHARED:
             return own.comm.me.t  # type: ignore[no-any-return]
         me = own.comm.me
@@ -452,8 +454,8 @@ class Window(Attributes, Handled):
         return arrives
 
     def Lock(self, rank: int, lock_type: int = LOCK_EXCLUSIVE, assertion: int = 0) -> None:
-        own = self._used()
-        if self._is_nobody(rank):
+        own = self._unwrap()
+        if self._is_null_rank(rank):
             return
         if rank in own.held:
             raise mpi_error("ERR_RMA_SYNC", f"this rank has already locked the part of rank {rank}")
@@ -461,7 +463,7 @@ class Window(Attributes, Handled):
         self._acquire(rank, lock_type != LOCK_SHARED, self._notify(rank))
 
     def _acquire(self, rank: int, alone: bool, at: float) -> None:
-        own = self._used()
+        own = self._unwrap()
         lock = own.shared.locks.setdefault(rank, _Lock())
         request = Request(own.comm.me, "Win.Lock")
         lock.queue.append((request, alone))
@@ -470,7 +472,7 @@ class Window(Attributes, Handled):
         own.held[rank] = alone
 
     def _release(self, rank: int, at: float) -> None:
-        own = self._used()
+        own = self._unwrap()
         lock = own.shared.locks[rank]
         if own.held.pop(rank):
             lock.exclusive = 0
@@ -479,8 +481,8 @@ class Window(Attributes, Handled):
         lock.grant(at)
 
     def Unlock(self, rank: int) -> None:
-        own = self._used()
-        if self._is_nobody(rank):
+        own = self._unwrap()
+        if self._is_null_rank(rank):
             return
         if rank not in own.held:
             raise mpi_error("ERR_RMA_SYNC", f"this rank has not locked the part of rank {rank}")
@@ -490,11 +492,11 @@ class Window(Attributes, Handled):
 
     def Sync(self) -> None:
         """Let ranks with an earlier clock run first: what they wrote is visible, what is written later is not."""
-        me = self._used().comm.me
+        me = self._unwrap().comm.me
         me.kernel.let_earlier_go(me)
 
     def Lock_all(self, assertion: int = 0) -> None:
-        own = self._used()
+        own = self._unwrap()
         if own.shared.flavor != c.WIN_FLAVOR_SHARED:
             at = self._notify(own.comm.rank)
             for rank in range(own.comm.size):
@@ -502,7 +504,7 @@ class Window(Attributes, Handled):
         own.all_locked = True
 
     def Unlock_all(self) -> None:
-        own = self._used()
+        own = self._unwrap()
         self._complete_all()
         if own.shared.flavor != c.WIN_FLAVOR_SHARED:
             at = self._notify(own.comm.rank)
@@ -523,21 +525,21 @@ class Window(Attributes, Handled):
     Flush_local_all = Flush_all
 
     def Fence(self, assertion: int = 0) -> None:
-        own = self._used()
+        own = self._unwrap()
         self._complete_all()
         own.comm.Barrier()
         own.fenced = not assertion & c.MODE_NOSUCCEED
 
     def Start(self, group: Group, assertion: int = 0) -> None:
         """Begin to access the ranks of a group, when each of them has called Post."""
-        own = self._used()
+        own = self._unwrap()
         for rank in self._places(group):
             own.shared.notices_of("post", rank, own.comm.rank).take(own.comm.me, "Win.Start")
         own.accessed = Group(group)
 
     def Complete(self) -> None:
         """End the accesses that Start began."""
-        own = self._used()
+        own = self._unwrap()
         if own.accessed is None:
             raise mpi_error("ERR_RMA_SYNC", "Complete was called without Start")
         self._complete_all()
@@ -547,14 +549,14 @@ class Window(Attributes, Handled):
 
     def Post(self, group: Group, assertion: int = 0) -> None:
         """Let the ranks of a group access this rank's memory."""
-        own = self._used()
+        own = self._unwrap()
         for rank in self._places(group):
             own.shared.notices_of("post", own.comm.rank, rank).send(self._notify(rank))
         own.exposed = Group(group)
 
     def Wait(self) -> bool:
         """Wait until the ranks that Post named have called Complete."""
-        own = self._used()
+        own = self._unwrap()
         if own.exposed is None:
             raise mpi_error("ERR_RMA_SYNC", "Wait was called without Post")
         for rank in self._places(own.exposed):
@@ -564,7 +566,7 @@ class Window(Attributes, Handled):
 
     def Test(self) -> bool:
         """Return True if the ranks that Post named have called Complete."""
-        own = self._used()
+        own = self._unwrap()
         if own.exposed is None:
             raise mpi_error("ERR_RMA_SYNC", "Test was called without Post")
         me = own.comm.me
@@ -579,7 +581,7 @@ class Window(Attributes, Handled):
 
     def _places(self, group: Group) -> list[int]:
         """Return the ranks in the window of the members of a group."""
-        members = list(self._used().comm.members)
+        members = list(self._unwrap().comm.members)
         return [members.index(member) for member in group.members]
 
 
@@ -598,8 +600,13 @@ class _Place:
         self._layout.unpack(data, self._memory, self._start, self._count)
 
 
-def _transfer(kernel: Any, source: int, dest: int, nbytes: int, now: float) -> tuple[float, float]:
-    """Return when the origin of a transfer is free again, and when all bytes have arrived."""
+def _transfer(
+    kernel: Any, source: int, dest: int, nbytes: int, now: float, origin: int | None = None
+) -> tuple[float, float]:
+    """Return when the sender of a transfer is free again, and when all bytes have arrived.
+
+    `origin`: the rank whose call it is; None: the sender.
+    """
     wires = kernel.wires
     kernel.one_sided += 1
     eager = wires.eager(source, dest, nbytes)
@@ -608,7 +615,8 @@ def _transfer(kernel: Any, source: int, dest: int, nbytes: int, now: float) -> t
         arrives, taking, _ = wires.fetch(source, dest, nbytes, arrives)
     if wires.revised and wires.contended(source, dest):
         arrives = wires.flow.arrives()  # as far as is known now
-    return free, arrives + taking
+    origin = source if origin is None else origin
+    return free, wires.copy_access(source, dest, origin, nbytes, arrives=arrives, taking=taking, eager=eager)
 
 
 def _check_single(name: str, *elements: Elements) -> None:

@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from paceline.config import Interval
 from paceline.errors import StoppedError, UsageError
 from paceline.record import Epoch, RowLog, Table, truncate_logs
-from paceline.record.checkpoint import Saver, State, copied, write
-from paceline.record.schema import shown
+from paceline.record.checkpoint import Saver, State, copy_state, write
+from paceline.record.schema import format_value
 
 if TYPE_CHECKING:
     from paceline.worker.worker import Worker
@@ -133,7 +133,8 @@ def put(name: str, target: Any, saved: Any) -> Any:
         if isinstance(target, kinds):
             if not isinstance(saved, kinds) or isinstance(saved, bool) != isinstance(target, bool):
                 raise UsageError(
-                    f"the checkpoint does not fit: {name} is {shown(saved)}, and should be like {shown(target)}"
+                    f"the checkpoint does not fit: {name} is {format_value(saved)}, "
+                    f"and should be like {format_value(target)}"
                 )
             break
     if isinstance(target, dict):
@@ -187,7 +188,7 @@ class Keeper:
         if self.memory is not None:
             self._remember()
 
-    def boundary(self) -> None:
+    def end_batch(self) -> None:
         """Handle the end of a batch."""
         self.count += 1
         if self.memory is not None:
@@ -202,7 +203,7 @@ class Keeper:
                 self.asked = False
                 self.save()
 
-    def epoch_end(self) -> None:
+    def end_epoch(self) -> None:
         """Handle the end of an epoch that is not the last, after its evaluation."""
         if self.memory is not None:
             self._exchanges = -1
@@ -265,7 +266,7 @@ class Keeper:
             for work in self.before:
                 work()
             saver.wait()
-            self._copy = copied(self.me.state(), into=self._copy)
+            self._copy = copy_state(self.me.state(), into=self._copy)
             saver.save(self._copy, first=self._sync_logs, keep_all=keep_all)
             self._saved = self._clock()
             self.seconds += self._saved - start
@@ -280,7 +281,7 @@ class Keeper:
             if len(self.memory) == 2:
                 self._spare = self.memory.popleft()
             now = {**brief_state(self.me), "moment": self._moments}  # the same number on all ranks
-            self.memory.append(copied(now, into=self._spare))
+            self.memory.append(copy_state(now, into=self._spare))
             self._moments += 1
             self._spare = None
 
@@ -319,7 +320,7 @@ class Keeper:
             return False
         saver.wait()
         number = saver.number
-        states = {rank: copied(self.me.state(rank)) for rank in (self.me.rank, *absent)}
+        states = {rank: copy_state(self.me.state(rank)) for rank in (self.me.rank, *absent)}
         if self.standing != before or self.me.changed:  # it has gone on meanwhile
             return False
         try:

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.collectives import nodes, peers, require_room
-from paceline.collectives.hierarchical import between
+from paceline.collectives.hierarchical import allreduce_between_nodes
 from paceline.comm import channel
 from paceline.comm.clocks import Stopwatch
-from paceline.comm.shared import CACHE_LINE, SharedMemory, padded
+from paceline.comm.shared import CACHE_LINE, SharedMemory, pad_to_lines
 from paceline.record import RowLog
 from paceline.vectors import Meter, vector
 
@@ -45,11 +45,13 @@ class SharedX:
         self._own = own = channel(comm)
         self._time_only = own.time_only
         node, layout = own.node, nodes(own)
-        nbytes = padded(start.nbytes) + node.size * CACHE_LINE
-        require_room(own, padded(start.nbytes) + layout.largest * CACHE_LINE, "one x for all ranks of a node")
+        nbytes = pad_to_lines(start.nbytes) + node.size * CACHE_LINE
+        require_room(
+            own, pad_to_lines(start.nbytes) + layout.largest * CACHE_LINE, "one x for all ranks of a node"
+        )
         self._memory = SharedMemory(node.bare, nbytes, node.events)
         self._x: Array = self._memory.memory[: start.nbytes].view(start.dtype)
-        rows = self._memory.memory[padded(start.nbytes) :].view(np.int64).reshape(node.size, -1)
+        rows = self._memory.memory[pad_to_lines(start.nbytes) :].view(np.int64).reshape(node.size, -1)
         self._counters: Array = rows[:, :2]
         self._mine = self._counters[node.rank]
         self._mine[...] = 0
@@ -86,27 +88,27 @@ class SharedX:
             return
         self._watch.switch("exchange")
         self._take_time("copy", x.nbytes)
-        self._done_before = self._others(DONE)
+        self._done_before = self._count_others(DONE)
         if not self._time_only:
             np.copyto(np.asarray(x), self._x)
         self._watch.switch("update")
 
     @contextmanager
-    def writing(self) -> Iterator[Array]:
+    def write(self) -> Iterator[Array]:
         """Yield the shared x, to be updated with what this rank computed from its last `read`."""
         if self._let_others is not None:
             self._let_others()
-        done = self._others(DONE)
+        done = self._count_others(DONE)
         tau = done - self._done_before
         self._mine[BEGUN] += 1
         yield self.x
         if self._let_others is not None:  # simulated: the write takes effect now, at the end of its time
-            tau = self._others(DONE) - self._done_before
+            tau = self._count_others(DONE) - self._done_before
         self._mine[DONE] += 1
         self.taus.append((tau,))
-        self.overlapping += self._others(BEGUN) > done
+        self.overlapping += self._count_others(BEGUN) > done
 
-    def _others(self, which: int) -> int:
+    def _count_others(self, which: int) -> int:
         return int(self._counters[:, which].sum()) - int(self._mine[which])
 
     def average(self, *, at_rest: bool = False) -> None:
@@ -124,7 +126,9 @@ class SharedX:
             if not self._time_only:
                 np.copyto(was, self._x)
                 np.multiply(was, dtype.type(self._share), mean)  # p_k / p x_k
-            between(mean, self._peers, own.operation(np.add, dtype, mean.nbytes))  # sum over k
+            allreduce_between_nodes(
+                mean, self._peers, own.operation(np.add, dtype, mean.nbytes)
+            )  # sum over k
             if at_rest:
                 own.copy(self._x, mean)
                 return

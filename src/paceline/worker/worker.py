@@ -7,6 +7,7 @@ and log each step.
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -98,6 +99,7 @@ class Steps:
         )
         self.origin = self.watch.last if origin is None else origin
         """The clock's reading at time zero of the log: the same moment on all ranks."""
+        self._spill_at = math.inf if simulated else self.watch.last + SPILL
         self._schedule = schedule
         self._epochs = epochs
         self._on_step = on_step
@@ -185,21 +187,21 @@ class Steps:
     def batches(self, epoch: int, *, rank: int | None = None, ranks: int | None = None) -> Iterator[Batch]:
         """Iterate over this rank's piece of each global batch: by default piece `rank` of `size`."""
         mine = (self.rank if rank is None else rank, self.size if ranks is None else ranks)
-        return self.logged(self._ahead(self.shares.pieces(epoch, *mine, start=self._begin(epoch))))
+        return self.logged(self._announce(self.shares.pieces(epoch, *mine, start=self._begin(epoch))))
 
     def turns(self, epoch: int) -> Iterator[Batch]:
         """Iterate over this rank's whole batches; all ranks have the same number of turns, and the last may be empty."""
-        return self.logged(self._ahead(self.shares.dealt(epoch, self._begin(epoch))))
+        return self.logged(self._announce(self.shares.deal(epoch, self._begin(epoch))))
 
     def own_batches(self, epoch: int) -> Iterator[Batch]:
         """Iterate over whole batches of this rank's own data; all ranks have the same number, and the last may be empty."""
         start = self._begin(epoch)
         return self.logged(
-            self._ahead(self.shares.own(epoch, start)), each=self.steps_per_epoch / self.shares.own_turns
+            self._announce(self.shares.own(epoch, start)), each=self.steps_per_epoch / self.shares.own_turns
         )
 
-    def _ahead(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """Return the batches of an epoch; a model that reads its samples itself gets to know them in advance."""
+    def _announce(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Return the batches of an epoch, of which a model that reads its samples itself learns in advance."""
         look = getattr(self.model, "look_ahead", None)
         return batches if look is None else look(batches)
 
@@ -229,7 +231,7 @@ class Steps:
         self.position = (self.position[0], self.position[1] + 1)
         self.changed = False
         if self.keeper is not None:
-            self.keeper.boundary()
+            self.keeper.end_batch()
 
     def logged(self, batches: Iterable[Batch], *, each: float = 1) -> Iterator[Batch]:
         """Iterate over batches, logging each step when the next one is requested.
@@ -252,8 +254,9 @@ class Steps:
                 seconds["compute"] - compute, seconds["exchange"] - exchange, seconds["update"] - update,
                 seconds["wait"] - wait, start,
             ))  # fmt: skip
-            if len(rows) >= full:
+            if len(rows) >= full or watch.last >= self._spill_at:
                 log.spill()
+                self._spill_at = watch.last + SPILL
             sums[0] += self._loss
             sums[1] += batch.count
             if batch.count:
@@ -395,8 +398,8 @@ def apply_update(
         charge_whole("update", x.size, update.apply, x, g, eta, state, scale)
 
 
-# Seconds after which the steps so far are written to the run's folder at the end of an epoch.
-PUBLISH = 1.0
+# Seconds after which the steps so far are written to the run's folder at the end of an epoch, and in the middle of one.
+PUBLISH, SPILL = 1.0, 10.0
 # A smaller relative change of the parameters' squared norm in an epoch counts as no movement.
 UNMOVED = 1e-6
 # The name of the size of buckets in a rank's state; it is the same on all ranks.
@@ -612,7 +615,7 @@ class Worker(Steps):
             if epoch != self.last_epoch and self.diverged is None:
                 self.position = (epoch + 1, 0)
                 if self.keeper is not None:
-                    self.keeper.epoch_end()
+                    self.keeper.end_epoch()
 
     def _publish_steps(self) -> None:
         """Write the steps so far to the run's folder, for those who watch; not for simulated ranks, which may be many."""
@@ -845,7 +848,7 @@ class Worker(Steps):
             clock=self.watch.clock, trials=1 if self._meter is not None else 5,
         )  # fmt: skip
         tries = overlap and not size  # how long messages take
-        with unrecorded(self.comm, self.watch, self._events) if tries else nullcontext():
+        with pause_recording(self.comm, self.watch, self._events) if tries else nullcontext():
             inner = make_exchange(
                 name, self.model, self._off_clock, samples if factors and not in_order else None,
                 whole=whole, in_order=in_order, sending=sending, program=getattr(self.update, "needs", None),
@@ -857,7 +860,7 @@ class Worker(Steps):
             if chosen is not None and "measured" in plan:
                 chosen.nbytes = plan["measured"]["bucket"]
         if self._rehearses and (rehearse := getattr(inner, "rehearse", None)):
-            with unrecorded(self.comm, self.watch, self._events):
+            with pause_recording(self.comm, self.watch, self._events):
                 rehearse()
         self.watch.restart()
         try:
@@ -881,7 +884,7 @@ class Worker(Steps):
         """Prepare averages, over the ranks, of vectors as long as the model's, with the named collective. Collective."""
         made = Mean(self.vector(more=1), self.allreduce, algorithm, self.control, self.watch)
         if self._rehearses:  # sum zeros, so that the first real sum takes no longer than others
-            with unrecorded(self.comm, self.watch, self._events):
+            with pause_recording(self.comm, self.watch, self._events):
                 made.rehearse()
         return made
 
@@ -914,11 +917,11 @@ class Worker(Steps):
             return function
         work = self._meter.work
 
-        def charged(*arguments: Any) -> Any:
+        def charge(*arguments: Any) -> Any:
             work(kind, 1)
             return function(*arguments)
 
-        return charged
+        return charge
 
     def balance(self) -> None:
         """Divide future batches so that all ranks compute for the same time, based on the steps since the last call.
@@ -964,7 +967,7 @@ class Worker(Steps):
 
     def _validate(self, epoch: int, guarded: bool) -> bool:
         agree_on_buffers(self.model, self.control, trained=self.epoch_sums[1] > 0)
-        mine = [*self.epoch_sums, *self.epoch_losses, float(self._moved())]
+        mine = [*self.epoch_sums, *self.epoch_losses, float(self._has_moved())]
         *sums, moved = self.control.total(np.array(mine))
         found = self._score(self.data.validation)
         loss = ratio(sums[0], sums[1]) or 0.0
@@ -1058,9 +1061,9 @@ class Worker(Steps):
 
     def stands_still(self) -> bool:
         """Return True if all batches of this rank in the epoch had the same loss and its parameters did not change."""
-        return not self._moved() and alike(*self.epoch_losses)
+        return not self._has_moved() and alike(*self.epoch_losses)
 
-    def _moved(self) -> bool:
+    def _has_moved(self) -> bool:
         """Return True if the parameters have changed since the last call, or are not known."""
         if self._time_only:
             return True
@@ -1111,7 +1114,7 @@ class Worker(Steps):
 
 
 @contextmanager
-def unrecorded(comm: Any, watch: Stopwatch, events: Events | None) -> Iterator[None]:
+def pause_recording(comm: Any, watch: Stopwatch, events: Events | None) -> Iterator[None]:
     """Exclude this block from the record: its messages, its seconds and its trace events.
 
     MPI connects two ranks when they exchange their first message, and sets up a collective at its first call: 70 ms on
@@ -1124,7 +1127,7 @@ def unrecorded(comm: Any, watch: Stopwatch, events: Events | None) -> Iterator[N
     ...     def Isend(self, buffer, dest, tag=0):
     ...         return "request"
     >>> comm, watch = Recorded(Loopback()), Stopwatch(lambda: 0.0)
-    >>> with unrecorded(comm, watch, None):
+    >>> with pause_recording(comm, watch, None):
     ...     _ = comm.Isend(np.zeros(10), dest=1)
     >>> comm.counts.bytes
     0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.diagnosis.case import Rule
+from paceline.diagnosis.case import Cause, Rule
 from paceline.diagnosis.rules import (
     averaging,
     divergence,
@@ -42,3 +42,12 @@ RULES: tuple[Rule, ...] = (
     TOO_FEW,
     evaluation.RULE,
 )
+
+
+def title_of(cause: Cause) -> str:
+    """Return the name of a cause that reports show.
+
+    >>> title_of(Cause(rule="small computing", share=0.5, words="", advice=""))
+    'too little computation per step'
+    """
+    return next((rule.title for rule in RULES if rule.name == cause.rule), "") or cause.rule

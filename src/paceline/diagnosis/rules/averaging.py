@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from paceline.diagnosis import advice
-from paceline.diagnosis.advice import joined
+from paceline.diagnosis.advice import join_worthwhile
 from paceline.diagnosis.case import Case, Cause, Rule
 from paceline.text import count
 
@@ -118,7 +118,7 @@ def _remedies(case: Case, *, by_mean: bool) -> str:
         every = facts.interval or 40
         tried = [advice.strategy(case, **{facts.interval_option: max(1, every // 4)})] if every > 1 else []
         tried += [*advice.own_changes(case, "drift"), more]
-    return joined(case, tried, of_accuracy=True)
+    return join_worthwhile(case, tried, of_accuracy=True)
 
 
 RULE = Rule(

@@ -6,7 +6,7 @@ Where there are more ranks, or threads of ranks, than cores, they take turns, an
 from __future__ import annotations
 
 from paceline.diagnosis import advice
-from paceline.diagnosis.advice import joined
+from paceline.diagnosis.advice import join_worthwhile
 from paceline.diagnosis.case import Case, Cause, Rule
 from paceline.text import count, times
 
@@ -29,7 +29,9 @@ def find_oversubscribed(case: Case) -> Cause | None:
         f"--threads {max(1, cores // at.place.on_node)}" if fewer else f"-n {cores * nodes}",
         advice.on_more_nodes(case, at.ranks, "to see it with a core for each rank"),
     ]
-    return Cause(rule=OVERSUBSCRIBED.name, share=1 - cores / wanted, words=words, advice=joined(case, tried))
+    return Cause(
+        rule=OVERSUBSCRIBED.name, share=1 - cores / wanted, words=words, advice=join_worthwhile(case, tried)
+    )
 
 
 OVERSUBSCRIBED = Rule(

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import Counter
 
 from paceline.diagnosis import advice
-from paceline.diagnosis.advice import joined
+from paceline.diagnosis.advice import join_worthwhile
 from paceline.diagnosis.case import Case, Cause, Rule, Scale
 from paceline.diagnosis.rules import slower_computing
 from paceline.text import count, duration, share
@@ -31,10 +31,10 @@ def find_master_queue(case: Case) -> Cause | None:
     # Without its own core a master answers late, whatever its work.
     if case.at.oversubscribed or case.facts.workers == case.at.ranks:
         return None
-    return _each_served(case) if case.whole_batches else _all_served(case)
+    return _find_serving_each(case) if case.whole_batches else _find_serving_all(case)
 
 
-def _each_served(case: Case) -> Cause | None:
+def _find_serving_each(case: Case) -> Cause | None:
     """Return the cause if masters serve workers one by one."""
     timing = case.at.timing
     part, before = timing.share("answer"), _fewest(case)
@@ -66,11 +66,11 @@ def _each_served(case: Case) -> Cause | None:
         tried.append(f"{more} (each holds half as much)")
     tried += _larger_batch(case)
     fewer = advice.fewer_ranks(case)
-    settings = joined(case, tried) or ("" if fewer is None else f"-n {fewer}")
+    settings = join_worthwhile(case, tried) or ("" if fewer is None else f"-n {fewer}")
     return Cause(rule=MASTER_QUEUE.name, share=part, words=words, advice=settings)
 
 
-def _all_served(case: Case) -> Cause | None:
+def _find_serving_all(case: Case) -> Cause | None:
     """Return the cause if all workers of a step send to one rank, which answers them all."""
     timing = case.at.timing
     part, before = timing.share("exchange"), _fewest(case)
@@ -85,7 +85,7 @@ def _all_served(case: Case) -> Cause | None:
         f"parameters pass through one rank, one after the other"
     )
     tried = [*advice.other_strategies(case, "queue"), *_larger_batch(case)]
-    return Cause(rule=MASTER_QUEUE.name, share=part, words=words, advice=joined(case, tried))
+    return Cause(rule=MASTER_QUEUE.name, share=part, words=words, advice=join_worthwhile(case, tried))
 
 
 def _fewest(case: Case) -> Scale | None:
@@ -139,7 +139,7 @@ def find_masters_idle(case: Case) -> Cause | None:
         tried = [advice.strategy(case, **{option: idle // 2}), more] if idle > 1 else [more, *others]
         if slower_computing.find(case) is not None:  # which more workers would make worse
             tried.remove(more)
-    return Cause(rule=MASTERS_IDLE.name, share=idle / ranks, words=words, advice=joined(case, tried))
+    return Cause(rule=MASTERS_IDLE.name, share=idle / ranks, words=words, advice=join_worthwhile(case, tried))
 
 
 MASTERS_IDLE = Rule(

@@ -34,7 +34,7 @@ def find_implausible(case: Case) -> Cause | None:
     if serial is None or speedup is None or at.ranks < 2 or case.simulated or grown:
         return None
     ours, theirs = ([run.summary["train_seconds"] for run in scale.runs] for scale in (at, serial))
-    if not superlinear(min(theirs) / max(ours), at.ranks * at.threads / serial.threads):
+    if not superlinear(min(theirs) / max(ours), at.ranks * at.threads):
         return None
     runs = "on one run each" if len(ours) == len(theirs) == 1 else f"on {len(ours)} and {len(theirs)} runs"
     words = (
@@ -60,10 +60,11 @@ def find_too_few(case: Case) -> Cause | None:
     if case.serial is None:
         missing.append("there is no serial run of this problem, so the speedup is unknown")
         tried.append("-n 1 --strategy serial")
-    numbers = [scale.ranks for scale in case.scales]
+    numbers = [scale.ranks for scale in case.judged]
     if len(numbers) == 1:
         (only,) = numbers
-        missing.append(f"only one rank count was tried ({only}), so the scaling limit is unknown")
+        some = "rank count was tried" if case.judged == case.scales else "rank count tried has enough cores"
+        missing.append(f"only one {some} ({only}), so the scaling limit is unknown")
         more = [2 * only] if case.at.fits(2 * only) else []
         less = [n for n in (only // 2, only - 1) if n > 1 and case.at.fits(n)]
         order = (*more, *less) if _well(case) else (*less, *more)

@@ -6,7 +6,7 @@ By Amdahl's law, if a part s of the serial step cannot be divided, no number of 
 from __future__ import annotations
 
 from paceline.diagnosis import advice
-from paceline.diagnosis.advice import joined
+from paceline.diagnosis.advice import join_worthwhile
 from paceline.diagnosis.case import Case, Cause, Rule
 from paceline.diagnosis.rules.slower_computing import alone_seconds, computing_seconds
 from paceline.text import count, duration, share, times
@@ -22,7 +22,7 @@ def find(case: Case) -> Cause | None:
     grows = case.whole_batches or case.config.get("batch_per_rank") is not None
     if serial is None or case.at.ranks < 2 or grows or case.at.oversubscribed:
         return None
-    fixed, update = _fixed(case), _update(case)
+    fixed, update = _find_fixed_seconds(case), _update(case)
     part = (fixed + update) / timing.total if timing.total > 0 else 0.0
     if part < SHARE:
         return None
@@ -48,11 +48,11 @@ def find(case: Case) -> Cause | None:
     setting = advice.larger_batch(case, 2 * timing.total, "more work per piece")
     tried += [setting] if setting else []
     fewer = advice.fewer_ranks(case)
-    remedy = joined(case, tried) or ("" if fewer is None else f"-n {fewer}")
+    remedy = join_worthwhile(case, tried) or ("" if fewer is None else f"-n {fewer}")
     return Cause(rule=RULE.name, share=part, words=words, advice=remedy)
 
 
-def _fixed(case: Case) -> float:
+def _find_fixed_seconds(case: Case) -> float:
     """Return the seconds of a piece's gradient beyond its part of the serial one; what slows ranks down is left out."""
     assert case.peer is not None
     timing, whole = case.at.timing, case.peer.timing

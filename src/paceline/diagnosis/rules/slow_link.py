@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from statistics import fmean, median
 
-from paceline.diagnosis.advice import joined
+from paceline.diagnosis.advice import join_worthwhile
 from paceline.diagnosis.case import Case, Cause, Rule
 from paceline.text import amount, count, join, share
 
@@ -65,7 +65,7 @@ def _without(case: Case, slow: dict[str, float]) -> str:
     ranks = Counter(nodes["hosts"][node] for node in nodes["ranks"])
     kept = {name: here for name, here in ranks.items() if name not in slow}
     hosts = ",".join(f"{name}:{here}" for name, here in kept.items())
-    return joined(case, [f"-n {sum(kept.values())} --hosts {hosts} (without the slow link)"])
+    return join_worthwhile(case, [f"-n {sum(kept.values())} --hosts {hosts} (without the slow link)"])
 
 
 RULE = Rule(name="slow link", short="the link of one host is slower than the others'", find=find)

@@ -7,7 +7,7 @@ the line through the serial run's gradients of several sizes.
 from __future__ import annotations
 
 from paceline.diagnosis import advice
-from paceline.diagnosis.advice import joined
+from paceline.diagnosis.advice import join_worthwhile
 from paceline.diagnosis.case import Case, Cause, Rule
 from paceline.text import count, duration, share, times
 
@@ -41,7 +41,7 @@ def find(case: Case) -> Cause | None:
     tried += ["--dtype float32 (half the bytes)"] if case.config.get("dtype") == "float64" else []
     each = fewer if fewer is not None and fewer > 1 else None
     tried.append(advice.on_more_nodes(case, case.at.ranks, advice.MORE_NODES, each))
-    return Cause(rule=RULE.name, share=part, words=words, advice=joined(case, tried))
+    return Cause(rule=RULE.name, share=part, words=words, advice=join_worthwhile(case, tried))
 
 
 def computing_seconds(case: Case) -> float:

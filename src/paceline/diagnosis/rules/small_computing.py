@@ -8,7 +8,7 @@ all sizes that were timed took equally long, the batch is unknown. Another colle
 from __future__ import annotations
 
 from paceline.diagnosis import advice
-from paceline.diagnosis.advice import EXCHANGE, joined, own_changes
+from paceline.diagnosis.advice import EXCHANGE, join_worthwhile, own_changes
 from paceline.diagnosis.case import WIDTH, Case, Cause, Rule
 from paceline.diagnosis.rules import masters, slow_link
 from paceline.text import count, duration, join, share
@@ -51,13 +51,13 @@ def find(case: Case) -> Cause | None:
     words += more
     tried += hide
     tried += _rarer(case, exchange)
-    return Cause(rule=RULE.name, share=part, words=words, advice=joined(case, tried))
+    return Cause(rule=RULE.name, share=part, words=words, advice=join_worthwhile(case, tried))
 
 
 def _larger(case: Case) -> tuple[str, list[str]]:
     """Describe the batch that would help, and format the settings for it, or for one on the way to it."""
     batch, most, line = batch_without(case), advice.largest_batch(case), case.computing
-    under = f"brings that under {share(EXCHANGE)}"
+    under = f"would bring this below {share(EXCHANGE)}"
     if batch is None:
         grow = "by the given costs computing does not grow with the samples"
         if line.basis == "timed":
@@ -73,8 +73,7 @@ def _larger(case: Case) -> tuple[str, list[str]]:
     about = "" if case.simulated else "about "
     words = f"; a batch of {about}{batch:,} {under}{basis if line.basis == 'proportion' or about else ''}"
     if most is not None and batch > most:
-        whose = "a rank's" if case.whole_batches else "the"
-        words += f", but is more than 1/{advice.STEPS} of {whose} training samples"
+        words += f", but it would leave fewer than {advice.STEPS} steps in an epoch"
     setting = advice.batch_setting(case, batch, "more computing per exchange")
     return words, [setting] if setting else []
 
@@ -139,4 +138,9 @@ def _rarer(case: Case, exchange: float) -> list[str]:
     return advice.other_strategies(case, "costly exchange", every, why)
 
 
-RULE = Rule(name="small computing", short="a step computes too little for what it exchanges", find=find)
+RULE = Rule(
+    name="small computing",
+    title="too little computation per step",
+    short="a step computes too little for what it exchanges",
+    find=find,
+)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from paceline.diagnosis import advice
-from paceline.diagnosis.advice import joined
+from paceline.diagnosis.advice import join_worthwhile
 from paceline.diagnosis.case import Case, Cause, Rule
 from paceline.text import count, share
 
@@ -41,7 +41,7 @@ def remedies(case: Case, *, dropped: bool = False) -> str:
     least = min([case.at.ranks, *(scale.ranks for scale in case.scales if scale.diverged)])
     fewer = advice.fewer_good(case, least)
     tried += [] if fewer is None else [f"-n {fewer}"]
-    return joined(case, tried, of_accuracy=True)
+    return join_worthwhile(case, tried, of_accuracy=True)
 
 
 RULE = Rule(name="staleness", short="gradients are too old", find=find)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from paceline.diagnosis import advice
-from paceline.diagnosis.advice import joined
+from paceline.diagnosis.advice import join_worthwhile
 from paceline.diagnosis.case import Case, Cause, Rule
 from paceline.text import count, duration, join, share
 
@@ -27,7 +27,7 @@ def find_stragglers(case: Case) -> Cause | None:
     """Return a cause if a tenth of a step is waiting, or would be saved by giving batches to whichever rank is free."""
     timing = case.at.timing
     slow, normal = slow_ranks(case)
-    part = _at_the_end(case) if _served(case) else timing.share("wait")
+    part = _at_the_end(case) if _waits_for_masters(case) else timing.share("wait")
     if case.at.ranks < 2 or part < WAITING or case.at.oversubscribed:
         return None
     if slow:
@@ -36,7 +36,7 @@ def find_stragglers(case: Case) -> Cause | None:
     return _by_chance(case, part) if random else None
 
 
-def _served(case: Case) -> bool:
+def _waits_for_masters(case: Case) -> bool:
     """Return True if workers wait for masters and not for each other."""
     return case.whole_batches and case.facts.workers < case.at.ranks
 
@@ -59,9 +59,9 @@ def _persistent(case: Case, part: float, slow: dict[int, float], normal: float) 
         f"{'it' if len(slow) == 1 else 'them'} takes {share(part)} of the time"
     )
     tried = advice.own_changes(case, "slow ranks")
-    if not _served(case):
+    if not _waits_for_masters(case):
         tried += advice.other_strategies(case, "slow ranks", len(slow))
-    return Cause(rule=STRAGGLERS.name, share=part, words=words, advice=joined(case, tried))
+    return Cause(rule=STRAGGLERS.name, share=part, words=words, advice=join_worthwhile(case, tried))
 
 
 def _by_chance(case: Case, part: float) -> Cause:
@@ -90,7 +90,7 @@ def _for_chance(case: Case) -> str:
             tried.append(f"{change} (unevenness cancels out between averages)")
     else:
         tried = advice.other_strategies(case, "uneven steps", min(10, most))
-    return joined(case, tried)
+    return join_worthwhile(case, tried)
 
 
 def _at_the_end(case: Case) -> float:
@@ -136,7 +136,7 @@ def find_uneven(case: Case) -> Cause | None:
         f"a batch of {batch:,} gives the {count(workers, 'computing rank')} {batch // workers} to {largest} samples; the "
         f"largest piece is {timing.uneven:.2f} times the mean, and waiting for it takes {share(part)} of the time"
     )
-    even = advice.batch_typed(case, largest * workers, "pieces of one size") if advice.may_grow(case) else ""
+    even = advice.spell_batch(case, largest * workers, "pieces of one size") if advice.may_grow(case) else ""
     return Cause(rule=UNEVEN.name, share=part, words=words, advice=even)
 
 

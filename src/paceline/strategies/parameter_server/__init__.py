@@ -26,7 +26,7 @@ import numpy as np
 from paceline import names
 from paceline.errors import UsageError
 from paceline.models import flat_buffers
-from paceline.strategies import Change, Load, Strategy, Traffic, Trouble, at_least
+from paceline.strategies import Change, Load, Strategy, Traffic, Trouble, check_minimum
 from paceline.strategies.parameter_server._master import (
     BUFFERS,
     COUNT,
@@ -101,9 +101,9 @@ class ParameterServer(Strategy):
     def __post_init__(self) -> None:
         if self.rule != AUTO:
             make_rule(self.rule)
-        at_least(1, "masters", self.masters)
-        at_least(0, "bound", self.bound or 0)
-        at_least(0, "backup", self.backup)
+        check_minimum(1, "masters", self.masters)
+        check_minimum(0, "bound", self.bound or 0)
+        check_minimum(0, "backup", self.backup)
         if self.bound is not None and self.backup:
             raise UsageError(
                 "bound and backup exclude each other: with backup no worker is ahead; give one of them"

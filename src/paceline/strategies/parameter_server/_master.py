@@ -63,7 +63,7 @@ class Inbox:
         """Add a receive that has been posted."""
         self._under_way[key] = request
 
-    def arrived(self, *, wait: bool) -> list[Key]:
+    def collect(self, *, wait: bool) -> list[Key]:
         """Return the messages that have arrived since the last call; `wait`: wait for at least one."""
         keys, requests = list(self._under_way), list(self._under_way.values())
         some: Any = type(requests[0])
@@ -83,7 +83,7 @@ class Inbox:
         self._under_way.pop(key).Wait()
         return key
 
-    def arrived_of(self, what: str) -> list[Key]:
+    def collect_kind(self, what: str) -> list[Key]:
         """Return the messages of one kind that have arrived."""
         found = [key for key, request in self._under_way.items() if key[0] == what and request.Test()]
         for key in found:
@@ -215,32 +215,34 @@ class Master:
             for worker in range(self.workers):
                 for owned in self._owned.values():
                     self._answer(owned, [worker])
-        for what, number, worker in self._as_they_come() if self.me.replay is None else self._as_they_came():
+        for what, number, worker in (
+            self._receive_messages() if self.me.replay is None else self._replay_messages()
+        ):
             self._handlers[what](number, worker)
         self._outbox.complete_replies()
         if self.chief is not None:
             self._give_orders(END, self.stopped)
 
-    def _as_they_come(self) -> Iterator[Key]:
+    def _receive_messages(self) -> Iterator[Key]:
         """Iterate over messages as they arrive; when there are none, master 0 evaluates some samples."""
         while self._working or not self._ended or self._cutting:
             idle = self.chief is not None and self.chief.may_work
-            arrived = self._inbox.arrived(wait=not idle)
+            arrived = self._inbox.collect(wait=not idle)
             if self.chief is not None and idle and (not arrived or self.chief.pressed):
                 self.chief.work()
             yield from arrived
 
-    def _as_they_came(self) -> Iterator[Key]:
+    def _replay_messages(self) -> Iterator[Key]:
         """Iterate over messages in the order of the run that is replayed; when it stops, workers leave before its end."""
         for key in self._recorded_order():
             if self.chief is not None:  # their order does not matter, but their memory must be released
-                yield from self._inbox.arrived_of("snapshot")
+                yield from self._inbox.collect_kind("snapshot")
                 while self.chief.pressed:
                     self.chief.work()
             if self._inbox.expects(*key):
                 yield self._inbox.take(*key)
         while self._working:
-            yield from self._inbox.arrived_of("gradient")
+            yield from self._inbox.collect_kind("gradient")
 
     def _recorded_order(self) -> Iterator[Key]:
         """Iterate over the messages that this master handled in the run that is replayed."""
@@ -292,20 +294,20 @@ class Master:
         if step in owned.skip:
             owned.skip.discard(step)
             self._expect("gradient", number, worker)
-            self._answer(owned, self._discipline[number].arrived(Skipped(), worker))
+            self._answer(owned, self._discipline[number].take_gradient(Skipped(), worker))
             return
         owned.arrivals += 1
         if owned.seen is not None:
             owned.seen[step] = True
         self._given_up[worker] |= owned.outdated(worker)
-        answered = self._discipline[number].arrived(owned, worker)
+        answered = self._discipline[number].take_gradient(owned, worker)
         self._expect("gradient", number, worker)
         self._answer(owned, answered)
         epoch, rest = divmod(owned.arrivals, self.me.steps_per_epoch)
         if rest == 0 and epoch > self.snapshots[number]:  # not more than once, even if masters died
             self._tell_chief(owned, epoch - 1)
         if self._marks is not None:
-            self._marks.arrived(owned)
+            self._marks.count(owned)
         if self.me.keeper is not None and self.me.replay is None:
             self._cut()
 
@@ -324,7 +326,7 @@ class Master:
         """Note that a worker has finished its last batch."""
         self.log.append((LEFT, 0, worker, -1, 0, 0))
         for number, owned in self._owned.items():
-            self._answer(owned, self._discipline[number].left(owned, worker))
+            self._answer(owned, self._discipline[number].drop_worker(owned, worker))
 
     def _on_snapshot(self, number: int, _: int) -> None:
         """Handle another master's piece as it was at the end of an epoch."""
@@ -392,7 +394,7 @@ class Master:
         """The gradients that have arrived, each counted once for every piece of this master."""
         return sum(owned.arrivals - len(owned.skip) for owned in self._owned.values())
 
-    def live(self) -> dict[str, Any]:
+    def describe_pieces(self) -> dict[str, Any]:
         """Return what other ranks need to know of this master's pieces when ranks have died."""
         owned = self._owned.values()
         return {
@@ -477,11 +479,11 @@ class Master:
         assert self.chief is not None
         step, count = int(header[LAST_STEP]), int(header[LAST_COUNT])
         loss = float(header[LAST_LOSS])
-        self.chief.loss(worker, step, loss, count, header[BUFFERS:])
+        self.chief.record_loss(worker, step, loss, count, header[BUFFERS:])
         given_up, self._given_up[worker] = self._given_up[worker], False
         if given_up:  # the loss belongs to discarded parameters
             return
-        self.chief.guard(loss / count, self._lately)
+        self.chief.guard(loss / count, self._describe_staleness)
         if self.chief.go_back is not None:
             assert self._marks is not None
             mark = self._marks.good(from_start=self.chief.go_back == "to the start")
@@ -489,7 +491,7 @@ class Master:
             self._give_orders(RESTORE, mark)
             self._restore(mark)
 
-    def _lately(self) -> str:
+    def _describe_staleness(self) -> str:
         """Describe the staleness of the last updates."""
         rows = self.log.read(-100)
         taus = rows[rows[:, 0] == APPLIED, EVENTS.index("tau")]
@@ -592,8 +594,12 @@ class Skipped:
 
 
 class Discipline(Protocol):
-    def arrived(self, piece: Governed, worker: int) -> list[int]: ...
-    def left(self, piece: Governed, worker: int) -> list[int]: ...
+    def take_gradient(self, piece: Governed, worker: int) -> list[int]:
+        """Apply, add or drop a worker's gradient; return the workers to answer."""
+
+    def drop_worker(self, piece: Governed, worker: int) -> list[int]:
+        """Wait no longer for a worker that has finished; return the workers to answer."""
+
     def release(self) -> list[int]:
         """Return the workers that wait, because the run stops."""
 
@@ -601,11 +607,11 @@ class Discipline(Protocol):
 class Asynchronous:
     """Apply every gradient and answer at once."""
 
-    def arrived(self, piece: Governed, worker: int) -> list[int]:
+    def take_gradient(self, piece: Governed, worker: int) -> list[int]:
         piece.apply(worker)
         return [worker]
 
-    def left(self, piece: Governed, worker: int) -> list[int]:
+    def drop_worker(self, piece: Governed, worker: int) -> list[int]:
         return []
 
     def release(self) -> list[int]:
@@ -624,21 +630,21 @@ class Bounded:
         self.active = set(range(workers))
         self.waiting: list[int] = []
 
-    def arrived(self, piece: Governed, worker: int) -> list[int]:
+    def take_gradient(self, piece: Governed, worker: int) -> list[int]:
         piece.apply(worker)
         self.clock[worker] += 1
         self.waiting.append(worker)
-        return self._released()
+        return self._release_allowed()
 
-    def left(self, piece: Governed, worker: int) -> list[int]:
+    def drop_worker(self, piece: Governed, worker: int) -> list[int]:
         self.active.discard(worker)
-        return self._released()
+        return self._release_allowed()
 
     def release(self) -> list[int]:
         free, self.waiting = self.waiting, []
         return free
 
-    def _released(self) -> list[int]:
+    def _release_allowed(self) -> list[int]:
         slowest = min((self.clock[worker] for worker in self.active), default=0)
         free = [worker for worker in self.waiting if self.clock[worker] - slowest <= self.bound]
         self.waiting = [worker for worker in self.waiting if worker not in free]
@@ -656,23 +662,23 @@ class Rounds:
         self.active = set(range(workers))
         self.waiting: list[int] = []
 
-    def arrived(self, piece: Governed, worker: int) -> list[int]:
+    def take_gradient(self, piece: Governed, worker: int) -> list[int]:
         if not piece.fresh(worker):
             piece.drop(worker)
             return [worker]
         piece.add(worker)
         self.waiting.append(worker)
-        return self._closed(piece)
+        return self._close_round(piece)
 
-    def left(self, piece: Governed, worker: int) -> list[int]:
+    def drop_worker(self, piece: Governed, worker: int) -> list[int]:
         self.active.discard(worker)
-        return self._closed(piece)
+        return self._close_round(piece)
 
     def release(self) -> list[int]:
         free, self.waiting = self.waiting, []
         return free
 
-    def _closed(self, piece: Governed) -> list[int]:
+    def _close_round(self, piece: Governed) -> list[int]:
         if not self.waiting or len(self.waiting) < min(self.enough, len(self.active)):
             return []
         piece.apply_round()
@@ -870,7 +876,7 @@ class Chief:
 
     # ---- losses
 
-    def loss(self, worker: int, step: int, loss: float, count: int, buffers: Array) -> None:
+    def record_loss(self, worker: int, step: int, loss: float, count: int, buffers: Array) -> None:
         """Record a worker's loss on the batch of an earlier step, and its buffers after it.
 
         `worker`: -1 if the worker that computed it is none of this run's any more.
@@ -914,12 +920,12 @@ class Chief:
 
     @property
     def pressed(self) -> bool:
-        """Return True if too many complete models wait to be evaluated."""
+        """True if too many complete models wait to be evaluated."""
         return len(self._queue) > 2 and len(self._queue) * self.me.model.x.nbytes > ROOM
 
     @property
     def may_work(self) -> bool:
-        """Return True if there is something to evaluate and time to do so."""
+        """True if there is something to evaluate and time to do so."""
         if not self._queue:
             return False
         return self.me.seconds["evaluation"] <= PART * self.me.train_seconds or self.pressed

@@ -259,8 +259,8 @@ class Owned:
         self._factors = saved.factor * saved.count
         if self._count:
             self._total[:] = arrays["total"]
-        _fill(self._update_state, _named("update", arrays))
-        rule = _named("rule", arrays)
+        _fill(self._update_state, _name_arrays("update", arrays))
+        rule = _name_arrays("rule", arrays)
         if rule and hasattr(self._rule, "share_out"):
             rule = self._rule.share_out(rule, len(self.sent))
         if _fill(self._rule_state, rule):
@@ -353,7 +353,7 @@ class Owned:
         self._log.append((event, self.piece.number, worker, self._said[worker].step, tau, gap))
 
 
-def _named(kind: str, arrays: dict[str, Array]) -> dict[str, Array]:
+def _name_arrays(kind: str, arrays: dict[str, Array]) -> dict[str, Array]:
     """Return the arrays of a rule or an update."""
     return {name[len(kind) + 1 :]: values for name, values in arrays.items() if name.startswith(f"{kind}.")}
 
@@ -380,7 +380,7 @@ class Marks:
         self._marks: list[dict[int, Array]] = [{0: owned.x.copy()} for owned in pieces]
         self._good = 0
 
-    def arrived(self, owned: Owned) -> None:
+    def count(self, owned: Owned) -> None:
         """Count a gradient of a piece, and make a mark when one is due."""
         number, rest = divmod(owned.arrivals, self._every)
         if rest:

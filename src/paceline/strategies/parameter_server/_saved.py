@@ -114,7 +114,7 @@ class Saved:
             if self.chief is not None:
                 chief.resume(self.chief, self.epochs)
             for step, loss, samples in self.losses:
-                chief.loss(-1, int(step), loss, int(samples), np.empty(0))
+                chief.record_loss(-1, int(step), loss, int(samples), np.empty(0))
             if self.survived:
                 chief.count_lost(np.flatnonzero(self.dealt).tolist())
                 return
@@ -166,7 +166,11 @@ class Survival:
         given = {}
         for root, rank in enumerate(alive):
             if rank in masters:
-                mine = self.master.live() if self.master is not None and root == comm.Get_rank() else None
+                mine = (
+                    self.master.describe_pieces()
+                    if self.master is not None and root == comm.Get_rank()
+                    else None
+                )
                 given[rank] = _broadcast(comm, mine, root)
         x = np.array(me.model.x)
         owned = {rank: [piece for piece in self.pieces if piece.master == rank] for rank in given}
@@ -178,7 +182,7 @@ class Survival:
             for rank, theirs in given.items()
             for piece, bits in zip(owned[rank], theirs["seen"], strict=True)
         }
-        done = np.logical_and.reduce(list(seen.values())) if seen else self._done_by_workers(comm)
+        done = np.logical_and.reduce(list(seen.values())) if seen else self._find_done(comm)
         states = []
         for rank, theirs in given.items():
             for piece, one in zip(owned[rank], theirs["pieces"], strict=True):
@@ -205,7 +209,7 @@ class Survival:
         again = f"{text.count(spent - count, 'batch', 'es')} dealt again" if spent > count else ""
         return "; ".join(part for part in (again, words) if part)
 
-    def _done_by_workers(self, comm: Any) -> Array:
+    def _find_done(self, comm: Any) -> Array:
         """Return the batches that surviving workers know to be done; there is no master that could know."""
         known, counts = np.zeros((2, self.me.steps), np.uint8)
         if self.memory.before is not None:

@@ -20,7 +20,7 @@ from typing import ClassVar
 import numpy as np
 
 from paceline.strategies.parameter_server.rules import Array, Arrival, State
-from paceline.updates import below_one, not_negative, positive
+from paceline.updates import check_below_one, check_not_negative, check_positive
 
 # Mean squares are kept above this: a coordinate without gradients must not decay into denormal numbers, which are slow.
 FLOOR = 1e-24
@@ -61,11 +61,11 @@ class Adaptive:
     """b: the point between the fast copy (0) and the average (1) at which gradients are computed."""
 
     def __post_init__(self) -> None:
-        positive("step of adaptive", self.step)
-        positive("patience of adaptive", self.patience)
-        below_one("decay of adaptive", self.decay)
-        not_negative("recency of adaptive", self.recency)
-        below_one("mix of adaptive", self.mix)
+        check_positive("step of adaptive", self.step)
+        check_positive("patience of adaptive", self.patience)
+        check_below_one("decay of adaptive", self.decay)
+        check_not_negative("recency of adaptive", self.recency)
+        check_below_one("mix of adaptive", self.mix)
 
     def start(self, x: Array, workers: int) -> State:
         return {

@@ -14,7 +14,7 @@ from typing import ClassVar
 import numpy as np
 
 from paceline.strategies.parameter_server.rules import Array, Arrival, State
-from paceline.updates import positive
+from paceline.updates import check_positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class Clip:
     norm: float = 0.125
 
     def __post_init__(self) -> None:
-        positive("norm of clip", self.norm)
+        check_positive("norm of clip", self.norm)
 
     def start(self, x: Array, workers: int) -> State:
         return {}

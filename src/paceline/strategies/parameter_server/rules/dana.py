@@ -16,7 +16,7 @@ from typing import ClassVar
 import numpy as np
 
 from paceline.strategies.parameter_server.rules import Array, Arrival, State
-from paceline.updates import below_one
+from paceline.updates import check_below_one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class Dana:
     gamma: float = 0.9
 
     def __post_init__(self) -> None:
-        below_one("gamma of dana", self.gamma)
+        check_below_one("gamma of dana", self.gamma)
 
     def start(self, x: Array, workers: int) -> State:
         return {"v": np.zeros((workers, x.size), x.dtype), "sum": np.zeros_like(x), "eta": np.zeros(1)}

@@ -17,7 +17,7 @@ import numpy as np
 
 from paceline.errors import unknown
 from paceline.strategies.parameter_server.rules import Array, Arrival, State
-from paceline.updates import below_one, not_negative, positive
+from paceline.updates import check_below_one, check_not_negative, check_positive
 
 # lambda_0 of the paper's experiments on CIFAR-10.
 STRENGTH = {"adaptive": 2.0, "constant": 0.04}
@@ -44,9 +44,9 @@ class Dc:
         if self.variant not in STRENGTH:
             raise unknown("variant of dc", self.variant, list(STRENGTH))
         if self.strength is not None:
-            not_negative("strength of dc", self.strength)
-        below_one("decay of dc", self.decay)
-        positive("epsilon of dc", self.epsilon)
+            check_not_negative("strength of dc", self.strength)
+        check_below_one("decay of dc", self.decay)
+        check_positive("epsilon of dc", self.epsilon)
 
     def start(self, x: Array, workers: int) -> State:
         if self.variant == "constant":

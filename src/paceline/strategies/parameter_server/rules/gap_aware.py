@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from paceline.strategies.parameter_server.rules import Array, Arrival, State
-from paceline.updates import below_one, positive
+from paceline.updates import check_below_one, check_positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +35,8 @@ class GapAware:
     epsilon: float = 1e-12
 
     def __post_init__(self) -> None:
-        below_one("decay of gap-aware", self.decay)
-        positive("epsilon of gap-aware", self.epsilon)
+        check_below_one("decay of gap-aware", self.decay)
+        check_positive("epsilon of gap-aware", self.epsilon)
 
     def start(self, x: Array, workers: int) -> State:
         return {"s": np.zeros_like(x), "t": np.zeros(1, np.int64), "_work": np.empty_like(x)}

@@ -15,7 +15,7 @@ from typing import ClassVar
 import numpy as np
 
 from paceline.strategies.parameter_server.rules import Array, Arrival, State
-from paceline.updates import below_one, positive
+from paceline.updates import check_below_one, check_positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,9 +37,9 @@ class Rms:
     epsilon: float = 1e-8
 
     def __post_init__(self) -> None:
-        positive("step of rms", self.step)
-        below_one("decay of rms", self.decay)
-        positive("epsilon of rms", self.epsilon)
+        check_positive("step of rms", self.step)
+        check_below_one("decay of rms", self.decay)
+        check_positive("epsilon of rms", self.epsilon)
 
     def start(self, x: Array, workers: int) -> State:
         return {"s": np.zeros_like(x), "_work": np.empty_like(x)}
