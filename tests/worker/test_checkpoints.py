@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +157,25 @@ def test_arrays_are_checked_as_they_are_read(
     assert np.array_equal(fit(resume=bad, quiet=True).model.x, plain.model.x)
     assert checked
     assert f"{part} cannot be read: bad CRC-32" in caplog.text
+
+
+def test_a_checkpoint_that_is_being_written_when_training_ends_is_completed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The files of rows, which it flushes first, are removed only afterwards."""
+    opened = os.open
+
+    def open_slowly(path: Any, *options: Any, **more: Any) -> int:
+        if str(path).endswith(".rows"):
+            time.sleep(1.0)
+        return opened(path, *options, **more)
+
+    monkeypatch.setattr(os, "open", open_slowly)
+    run = fit(**REAL, strategy="serial", runs=tmp_path, checkpoint_every="20 steps").run
+    assert run is not None
+    assert caplog.text == ""
+    assert checkpoint.numbers(run, 0) == [2, 1]  # the other one is that of the end
+    assert Run(run).summary["checkpoints"]["saved"] == 1
 
 
 def drop(*path: str) -> Any:

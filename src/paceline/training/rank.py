@@ -596,6 +596,8 @@ def train_at(place: RankEnvironment, job: Job, progress: Show | None) -> Fitted:
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # of a model that has diverged
         tested = me.test()
     me.stop_clock()
+    if saver is not None:
+        saver.wait()  # its thread reads the files of rows, which rank 0 removes once all ranks are here
     found = place.collect(me, traffic, in_step=in_step, without_core=without_core)
     if isinstance(place, Process) and place.has_cores:
         me.remarks += describe_other_programs(found.without_core / ranks, took)
