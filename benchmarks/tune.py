@@ -117,8 +117,6 @@ def study(
     lost, before, began = state.setdefault("lost", {}), state.get("seconds", 0.0), time.perf_counter()
     with folder.lock() as lock:
         search, _ = make(lock)
-        for one in [*search.trials]:  # one process with the optimizer of a parameter server
-            search.trials |= {other: Trial(other) for other in search.space.baselines(one)}
         choice = find_choice(search, line)
         search.trials.setdefault(choice, Trial(choice))
         printed = next(

@@ -169,19 +169,68 @@ def test_what_takes_the_same_steps_more_slowly_is_left_out_without_a_run() -> No
 @pytest.mark.parametrize("threads", [80.0, 5.0])
 def test_a_strategy_with_its_own_optimizer_is_compared_with_one_process_that_has_it(threads: float) -> None:
     server = replace(SERVER, optimizer="adaptive")
-    rule = one_thread(strategy="serial:rule=adaptive")
+    rule = one_thread(strategy="serial:rule=adaptive", optimizer="adaptive")
     machine = four(ALONE=threads, THREADS=threads, SYNC=threads, SERVER=10.0)
     machine.seconds |= {server: 0.17, rule: 0.18, SYNC: 0.35}
     machine.needs |= {server: 10.0, rule: 5.0}
-    search = search_on(machine, ALONE, THREADS, SYNC, server)
-    search.space = replace(search.space, alone=(1,))
+    search = search_on(machine, ALONE, THREADS, SYNC, server, rule)
     search.run()
-    # 80 epochs of serial training say nothing about another optimizer.
-    assert server in search.times()
+    # 80 epochs of serial training say nothing about another optimizer, so one process with it is among the first.
+    assert [candidate for candidate, _, _ in machine.ran[:3]] == [ALONE, THREADS, rule]
     answer = conclude(search)
     assert answer.chosen == rule
     assert answer.found.endswith("; it uses the rule adaptive instead of sgd")
     assert "--strategy=serial:rule=adaptive" in answer.command
+
+
+def test_ranks_learn_no_more_than_one_process_with_their_optimizer() -> None:
+    server = replace(SERVER, optimizer="adaptive")
+    rule = one_thread(strategy="serial:rule=adaptive", optimizer="adaptive")
+    machine = four()
+    machine.seconds |= {server: 0.5, rule: 0.18}
+    machine.needs |= {server: 5.0, rule: 5.0}
+    search = search_on(machine, ALONE, THREADS, SYNC, server, rule)
+    search.run()
+    assert conclude(search).chosen == rule
+    assert not search.trials[server].runs
+    assert search.trials[server].left_out == (
+        "0.500 s an epoch in the simulator; learns no more from a sample than serial:rule=adaptive with 1 thread, which is "
+        "faster"
+    )
+
+
+def test_a_run_that_learns_no_more_just_below_the_target_makes_way_for_others() -> None:
+    machine = four(ALONE=1.1, THREADS=1.1, SYNC=1.1)
+    slower = replace(SYNC, lr=0.05)
+    machine.seconds[slower], machine.needs[slower] = 0.2, 40.0
+    run = machine.run
+
+    def run_to_plateau(candidate: Candidate, *, epochs: int, seed: int, limit: float) -> Observed | Failed:
+        found = run(candidate, epochs=epochs, seed=seed, limit=limit)
+        if isinstance(found, Observed) and candidate != slower:
+            points = tuple(point._replace(value=min(point.value, 0.895)) for point in found.points)
+            found = machine.records[candidate, seed] = replace(found, points=points)
+        return found
+
+    machine.run = run_to_plateau  # type: ignore[method-assign]
+    search = search_on(machine, ALONE, THREADS, SYNC, slower, budget=200.0)
+    search.run()
+    assert conclude(search).chosen == slower
+
+
+def test_other_learning_rates_of_what_nearly_reached_the_target_are_tried() -> None:
+    """An epoch with batches of 256 takes half as long, but is not quite enough with its first learning rate."""
+    large = one_thread(batch=256, lr=0.2)
+    machine = Machine(
+        seconds=defaultdict(lambda: 1.0, {large: 0.5}),
+        needs=defaultdict(lambda: 99.0, {ALONE: 1.0, large: 1.2}),
+    )
+    better = replace(large, lr=0.4)
+    machine.seconds[better], machine.needs[better] = 0.5, 1.0
+    search = search_on(machine, ALONE, large)
+    search.space = replace(search.space, fixed_rates=False)
+    search.run()
+    assert conclude(search).chosen == better
 
 
 def test_the_only_one_that_reached_the_target_is_not_certain_while_others_are_untried() -> None:

@@ -1,14 +1,16 @@
 """The search: which candidates are run, for how long and how often, within a budget of time.
 
-1. One process with one thread and with all of them. If epochs are long, short runs then measure the speed of the most
-   promising of each kind that takes the steps of serial training: threads, ranks, ranks with threads.
+1. One process with one thread and with all of them and, if that is short, with each optimizer that a strategy brings. If
+   epochs are long, short runs then measure the speed of the most promising of each kind that takes the steps of serial
+   training: threads, ranks, ranks with threads.
    After that comes what is expected to be fastest: seconds of an epoch, measured or predicted, times epochs. What takes
    other steps than serial training is expected to need more of them, and waits until the others have been tried.
 2. Rungs of training time: every candidate may train for as long as the others, at least as long as a run takes to start.
    As soon as one is likely to reach the target before all that have not been run, it goes on, three times as long;
-   otherwise a third of those that were run does. Those for which there was no time come in by their turn.
+   otherwise a third of those that were run does, without those that have stopped learning. Those for which there was no
+   time come in by their turn.
 3. When the target has been reached: whatever promises most (`_promise`), with at most 1.2 times the seconds of the
-   fastest. Twice and half the learning rate of the fastest are among the candidates.
+   fastest. Twice and half the learning rate of the fastest, and of what came near, are among the candidates.
 4. A candidate is left out as soon as it cannot win: an epoch of it takes at least so long, by measurement or by
    simulation, and it needs at least so many epochs, because training on ranks learns at most what serial training with
    the same batch and learning rate learns from a sample.
@@ -43,7 +45,10 @@ FIRST_RUNG = (
 )
 SEARCH_SHARE = 0.65  # of the budget; the rest is for repetitions
 RUNG_SHARE = 0.35  # of what is left, for one rung while nothing has reached the target
-OUTLOOK, SMALLEST = 1.5, 1e-4  # the power with which errors are extrapolated, and the smallest error
+# The time to a smaller error grows with this power of how much smaller it is. A run has stopped learning if its error
+# falls with a lower power of the time than PLATEAU.
+OUTLOOK, PLATEAU = 1.5, 0.05
+SMALLEST = 1e-4  # the smallest error
 BEYOND = 1.5  # times the extrapolated epochs to the target, for a longer run
 FORECAST_SHARE = 0.12
 PROBE_SHARE = 0.25  # of what is left
@@ -218,8 +223,9 @@ class Search:
         """Seconds on the clock for whole runs of a program."""
         self._walls: list[tuple[float, int, Candidate]] = []
         self._times: dict[Candidate, Timing] | None = None
-        self._fastest: dict[int | None, tuple[float, Candidate]] = {}
-        """By batch: the measured seconds of an epoch of the fastest that takes the steps of serial training."""
+        self._better: set[str] | None = None
+        self._fastest: dict[tuple[int | None, str], tuple[float, Candidate]] = {}
+        """By batch and optimizer: the measured seconds of an epoch of the fastest that takes the steps of one process."""
         self._serial_steps = {one.steps for one in self.space.candidates if one.equals_serial}
         self._tried: dict[Candidate, Trial] = {}
         """The candidates that have been run."""
@@ -273,8 +279,7 @@ class Search:
             for number in range(1, MOST_RUNS):
                 if isinstance(found := self._find(one, number), Observed):
                     self.note(one, number, found)
-            others = (*self.space.neighbours(one), *self.space.baselines(one))
-            waiting += [other for other in others if other not in self.trials]
+            waiting += [other for other in self.space.neighbours(one) if other not in self.trials]
 
     def _find(self, candidate: Candidate, number: int) -> Observed | Failed | None:
         """Return what is recorded of a candidate with one of the seeds."""
@@ -330,7 +335,7 @@ class Search:
             one = min(waiting.values(), key=lambda each: (turns.get(each.kind, 0), expected[each]))
             del waiting[one.speed]
             seconds = self._seconds(one)
-            fastest, other = self._fastest.get(one.batch, (math.inf, one))
+            fastest, other = self._fastest.get(one.pace, (math.inf, one))
             slower = one.kind == other.kind and (seconds or 0.0) > fastest
             near = (FAR if one.kind in turns else FAR**2) * min(expected.values())
             if one.speed in self._measured or slower or expected[one] > near:
@@ -344,7 +349,8 @@ class Search:
     def _is_rival(self, candidate: Candidate) -> bool:
         """Return True if it takes the steps of serial training, with batches that are not below the usual ones."""
         usual = self.space.candidates[0].batch or 0
-        return candidate.equals_serial and candidate.kind != ALONE and (candidate.batch or 0) >= usual
+        same = candidate.equals_serial and not candidate.optimizer
+        return same and candidate.kind != ALONE and (candidate.batch or 0) >= usual
 
     def _probe(self, candidate: Candidate) -> None:
         if candidate.speed in self._measured or self.bench.find(candidate, epochs=1, seed=self.seed(0)):
@@ -372,7 +378,7 @@ class Search:
         cheap = max(2 * PROBE, self.budget / FIRST_RUNG)
         first = [
             one
-            for one in [one for one in self.trials if one.serial][:2]
+            for one in [*[one for one in self.trials if one.serial][:2], *self._other_optimizers()]
             if self.space.program is None
             and one in waiting
             and one not in self._tried
@@ -411,6 +417,17 @@ class Search:
                 order = []  # it has shown something about the others
             taken.append(one)
         self.rungs.append((allowance, tuple(taken)))
+
+    def _other_optimizers(self) -> list[Candidate]:
+        """Return one process with each other optimizer, with the usual batch and rate: some learn far faster."""
+        found: dict[str, Candidate] = {}
+        usual = self.space.candidates[0].batch
+        for one in self.trials:
+            if one.optimizer and one.equals_serial and one.batch == usual:
+                before = found.setdefault(one.optimizer, one)
+                if (self._seconds(one) or math.inf) < (self._seconds(before) or math.inf):
+                    found[one.optimizer] = one
+        return list(found.values())
 
     def _has_favourite(self, taken: Sequence[Candidate], next_one: Candidate) -> bool:
         """Return True if one that took part in a rung is likely to reach the target in the next, before any other."""
@@ -455,7 +472,7 @@ class Search:
         def turn(one: Candidate) -> int:
             if not self._tried and one.equals_serial and one.steps == usual:
                 return 0
-            if not one.equals_serial:
+            if not self._takes_known_steps(one):
                 return 2 if owed else 1
             return 3 if self._is_known(one) else 1
 
@@ -463,7 +480,7 @@ class Search:
 
     def _is_known(self, candidate: Candidate) -> bool:
         """Return True if another candidate has taken its steps, and at least as fast as is expected of it."""
-        fastest, other = self._fastest.get(candidate.batch, (math.inf, candidate))
+        fastest, other = self._fastest.get(candidate.pace, (math.inf, candidate))
         if candidate in self._tried or candidate.steps not in self._learned:
             return False
         if other.layout == candidate.layout:  # nothing else takes them as fast
@@ -479,38 +496,65 @@ class Search:
         if self._spent_alone + self._expected_start() + epochs * seconds <= ALONE_SHARE * self.budget:
             return False
         return any(
-            one.equals_serial and one.batch == candidate.batch and (self._seconds(one) or math.inf) < seconds
+            one.equals_serial and one.pace == candidate.pace and (self._seconds(one) or math.inf) < seconds
             for one in self.trials
         )
 
     def _halve(self, alive: Iterable[Candidate], allowance: float) -> list[Candidate]:
-        """Return the third of those that were tried that is likely to reach the target first, and those not tried."""
-        tried = [one for one in alive if self.trials[one].runs and not self.trials[one].failed]
-        tried = [one for one in tried if self._longest(self.trials[one]) < self.most_epochs]
+        """Return the third of those that were tried that is likely to reach the target first, and those not tried.
+
+        If all of them have stopped learning, those that were left out before come back.
+        """
+
+        def learns(one: Candidate, *, still: bool = True) -> bool:
+            trial, run = self.trials[one], self.trials[one].runs.get(0)
+            if run is None or trial.failed or run.epochs >= self.most_epochs or self._cannot_win(one):
+                return False
+            return not (still and self._at_plateau(run))
+
+        alive = list(alive)
+        tried = (
+            [one for one in alive if learns(one)]
+            or [one for one in self._tried if learns(one)]
+            or [one for one in alive if learns(one, still=False)]
+        )
         tried.sort(key=self._outlook)
         kept = tried[: max(1, len(tried) // KEEP)] if tried else []
+        for one in kept:
+            self.trials[one].left_out = ""
         for one in tried[len(kept) :]:
             self.trials[one].left_out = f"learned less than others in {spell_seconds(allowance)} s"
         return [*kept, *(one for one in alive if self.trials[one].untried)]
 
+    def _at_plateau(self, run: Observed) -> bool:
+        """Return True if a run of several epochs learned almost nothing in its second half."""
+        errors, half = [self._error(point.value) for point in run.points], len(run.points) // 2
+        if half < 2 or not run.points[half - 1].seconds:
+            return False
+        longer = run.points[-1].seconds / run.points[half - 1].seconds
+        return bool(min(errors[:half]) <= longer**PLATEAU * min(errors))
+
     def _outlook(self, candidate: Candidate) -> float:
         """Return the seconds to the target, extrapolated from what a candidate has learned so far.
 
-        Errors are taken to fall with a power of the time.
+        Errors are taken to fall with a power of the time, until a run has stopped learning.
         """
         run = self.trials[candidate].runs.get(0)
         if run is None or not run.points:
+            return math.inf
+        if self._at_plateau(run):
             return math.inf
         nearest = min(run.points, key=lambda point: self.goal.metric.key(point.value))
         factor = max(1.0, self._error(nearest.value) / self._error(self.goal.value))
         return float(nearest.seconds * factor**OUTLOOK)
 
     def _outlook_epochs(self, candidate: Candidate) -> float:
-        """Return the epochs to the target, extrapolated; 0 if it was reached, or nothing is known."""
+        """Return the epochs to the target, extrapolated; 0 if it was reached, or if that is not possible."""
         run = self.trials[candidate].runs.get(0)
         if run is None or not run.points or self._count_needed_epochs(run) is not None:
             return 0.0
-        return self._outlook(candidate) / run.seconds * run.epochs
+        outlook = self._outlook(candidate)
+        return outlook / run.seconds * run.epochs if math.isfinite(outlook) else 0.0
 
     def _error(self, value: float) -> float:
         """Return how bad a value is: above 0, lower is better."""
@@ -521,19 +565,16 @@ class Search:
     def _improve(self) -> None:
         """Run what promises most, again and again, while there is time for searching.
 
-        Twice and half the learning rate of the fastest are among the candidates. If something has reached the target with
-        another optimizer than the run's update, so is one process with that optimizer, with every batch and rate.
+        Twice and half the learning rate of what is about as fast as the fastest, or would be if it had learned a little
+        more, are among the candidates.
         """
         taken: list[Candidate] = []
         going_on = True
         while going_on and (best := self.best()) is not None and self._can_start():
             going_on = False
-            others = {one.optimizer for one in self.times()} - {""}
-            like = [one for one in self.space.candidates if one.optimizer in others]
-            for new in (
-                *self.space.neighbours(best),
-                *(new for one in like for new in self.space.baselines(one)),
-            ):
+            fastest = self.times()[best].mean
+            near = [one for one in self._tried if min(self._outlook(one), self._mean(one)) <= CLOSE * fastest]
+            for new in (new for one in near for new in self.space.neighbours(one)):
                 self.trials.setdefault(new, Trial(new))
             for one in sorted(filter(self._may_improve, self.trials), key=self._promise, reverse=True):
                 epochs = self._epochs_to_improve(one)
@@ -583,7 +624,7 @@ class Search:
         """Return the standard deviation of the logarithm of a candidate's expected seconds to the target."""
         measured = candidate.speed in self._measured or self.space.options is not None
         speed = DOUBT_MEASURED if measured else DOUBT_PREDICTED
-        if not candidate.equals_serial:
+        if not self._takes_known_steps(candidate):
             return math.hypot(speed, DOUBT_OTHER_STEPS)
         _, reached, _ = self._learned.get(candidate.steps, (0, False, candidate))
         return math.hypot(speed, DOUBT_MEASURED if reached else DOUBT_EPOCHS)
@@ -743,24 +784,41 @@ class Search:
         seconds = self._seconds(candidate)
         if seconds is None:
             return math.inf
-        others = [
-            trial
-            for one, trial in self._tried.items()
-            if one != candidate
-            and (one.speed == candidate.speed or (one.family == candidate.family and not one.equals_serial))
-        ]
         if (tried := self.trials[candidate]).runs and not any(
             map(self._count_needed_epochs, tried.runs.values())
         ):
-            return self._outlook(candidate)
-        if candidate.equals_serial and candidate.steps in self._learned:
+            return max(self._outlook(candidate), seconds * (self._longest(tried) + 1))
+        if self._takes_known_steps(candidate) and candidate.steps in self._learned:
             return float(seconds * self._expected_epochs(candidate))
-        lost = sum(not any(map(self._count_needed_epochs, trial.runs.values())) for trial in others)
-        return float(
-            seconds
-            * self._expected_epochs(candidate)
-            * (LOST if candidate.equals_serial else LOST_OTHER) ** lost
+        lost = sum(
+            not any(map(self._count_needed_epochs, trial.runs.values()))
+            for one, trial in self._tried.items()
+            if one != candidate
+            and one.optimizer == candidate.optimizer
+            and (
+                one.speed == candidate.speed
+                or (one.family == candidate.family and not self._takes_known_steps(one))
+            )
         )
+        worse = LOST if self._takes_known_steps(candidate) else LOST_OTHER
+        return float(seconds * self._expected_epochs(candidate) * worse**lost)
+
+    def _takes_known_steps(self, candidate: Candidate) -> bool:
+        """Return True if its steps are those of one process with the run's update, or with an optimizer that is better."""
+        return candidate.equals_serial and (
+            not candidate.optimizer or candidate.optimizer in self._better_optimizers()
+        )
+
+    def _better_optimizers(self) -> set[str]:
+        """Return the optimizers with which the target was reached, or is nearer than with the run's update."""
+        if self._better is None:
+            nearest: dict[str, float] = {}
+            for one in self._tried:
+                nearest[one.optimizer] = min(nearest.get(one.optimizer, math.inf), self._outlook(one))
+            usual = nearest.pop("", math.inf)
+            reached = {one.optimizer for one in self.times()}
+            self._better = {each for each, found in nearest.items() if each in reached or found < usual}
+        return self._better
 
     def _expected_epochs(self, candidate: Candidate) -> float:
         """Return the epochs to the target that one would bet on.
@@ -773,12 +831,17 @@ class Search:
         batch = candidate.batch or usual
         needs, _, other = self._learned.get(candidate.steps) or min(
             self._learned.values(),
-            key=lambda each: (not each[1], abs(math.log((each[2].batch or usual) / batch)), each[0]),
+            key=lambda each: (
+                each[2].optimizer != candidate.optimizer,
+                not each[1],
+                abs(math.log((each[2].batch or usual) / batch)),
+                each[0],
+            ),
             default=(1, False, self.space.candidates[0]),
         )
         found = max(needs, self._outlook_epochs(other))
         found *= (CRITICAL_BATCH + batch) / (CRITICAL_BATCH + (other.batch or usual))
-        if not candidate.equals_serial:
+        if not self._takes_known_steps(candidate):
             found *= OTHER_STEPS * math.sqrt(candidate.workers)
             found *= math.sqrt(max(1.0, (candidate.lr or 0.0) / self.space.rate))
         return max(least, found)
@@ -799,7 +862,7 @@ class Search:
 
     def _find_dominating(self, candidate: Candidate) -> str:
         """Return which other candidate takes the same steps faster, or steps that teach at least as much; empty: none."""
-        fastest, other = self._fastest.get(candidate.batch, (math.inf, candidate))
+        fastest, other = self._fastest.get(candidate.pace, (math.inf, candidate))
         if (
             other == candidate
             or other.layout == candidate.layout
@@ -947,7 +1010,7 @@ class Search:
         """Note a run: its course, its speed and what it shows about others."""
         trial = self._tried.setdefault(candidate, self.trials[candidate])
         trial.runs[seed] = found
-        self._times = None
+        self._times = self._better = None
         if found.diverged:
             trial.failed = "diverged"
         elif seed == 0 and candidate.equals_serial:
@@ -999,8 +1062,8 @@ class Search:
     def _note_speed(self, candidate: Candidate, seconds: float) -> None:
         before = self._measured.get(candidate.speed)
         self._measured[candidate.speed] = seconds if before is None else min(before, seconds)
-        if candidate.equals_serial and seconds < self._fastest.get(candidate.batch, (math.inf, candidate))[0]:
-            self._fastest[candidate.batch] = seconds, candidate
+        if candidate.equals_serial and seconds < self._fastest.get(candidate.pace, (math.inf, candidate))[0]:
+            self._fastest[candidate.pace] = seconds, candidate
         if self.speeds is not None:
             self.speeds.learn(candidate, seconds)
 

@@ -59,15 +59,20 @@ class Candidate:
         return self.batch, self.lr, self.optimizer
 
     @property
+    def pace(self) -> tuple[int | None, str]:
+        """What an epoch consists of, for strategies that equal serial training."""
+        return self.batch, self.optimizer
+
+    @property
     def serial(self) -> bool:
         """True for one process without communication."""
         return self.strategy == SERIAL
 
     @property
     def equals_serial(self) -> bool:
-        """True if its steps are those of serial training with the same batch and learning rate, up to rounding."""
+        """True if its steps are those of one process with the same batch, rate and optimizer, up to rounding."""
         strategy = find_strategy(self.strategy)
-        return strategy is not None and strategy.equals_serial and not self.optimizer
+        return strategy is not None and strategy.equals_serial
 
     @property
     def kind(self) -> tuple[bool, bool]:
@@ -140,8 +145,6 @@ class Space:
     """The program that trains in its own loop; in its arguments, {batch} and {lr} stand for those of a candidate."""
     refused: dict[str, str] = field(default_factory=dict)
     """Strategies that cannot be used here, and why."""
-    alone: tuple[int, ...] = ()
-    """The threads that one process may have; empty: it is not searched."""
 
     @property
     def grows(self) -> bool:
@@ -174,13 +177,6 @@ class Space:
             return []
         return [replace(candidate, lr=rounded(candidate.lr * factor)) for factor in (2.0, 0.5)]
 
-    def baselines(self, candidate: Candidate) -> list[Candidate]:
-        """Return one process with the optimizer of a candidate, if that is not the run's update."""
-        if not candidate.optimizer or candidate.ranks == 1:
-            return []
-        rule = f"{SERIAL}:rule={candidate.optimizer}"
-        return [replace(candidate, strategy=rule, ranks=1, threads=each) for each in self.alone]
-
 
 @cache
 def depends_on_length(schedule: str) -> bool:
@@ -208,6 +204,9 @@ def make_space(
 ) -> Space:  # fmt: skip
     """Return the candidates for a problem on a machine.
 
+    Where a strategy's steps are those of another optimizer than the run's update, one process with that optimizer is a
+    candidate too.
+
     `choices`: what to choose from; `samples`: those of the training set; `rate`: the learning rate for the usual batch;
     `nodes`: those of the machine, if it is simulated. A `program` has its own batch and learning rate, unless `choices`
     has them.
@@ -233,13 +232,19 @@ def make_space(
         batches = BATCHES if options is None else FEWER
         found = [one for layout in allowed for one in _with_batches(layout, choices, samples, rate, batches)]
         found = [replace(one, optimizer=_optimizer(one.strategy, base.update)) for one in found]
+        alone = dict.fromkeys(each for name, _, each in allowed if name == SERIAL)
+        found += [
+            replace(one, strategy=f"{SERIAL}:rule={one.optimizer}", ranks=1, threads=each)
+            for one in found
+            if one.optimizer and one.ranks > 1
+            for each in alone
+        ]
     found = list(dict.fromkeys(found))
     usual = found[0].batch if found else None
     first = [one for one in found if one.serial and one.batch == usual and one.lr == found[0].lr]
     return Space(
         base=base, candidates=(*first, *(one for one in found if one not in first)), cores=cores, rate=rate,
         fixed_rates=bool(choices.rates) or program is not None, options=options, program=program, refused=refused,
-        alone=tuple(dict.fromkeys(each for name, _, each in allowed if name == SERIAL)),
     )  # fmt: skip
 
 
