@@ -47,6 +47,14 @@ def test_counts_may_be_written_as_powers_of_ten(tmp_path: Path) -> None:
         Work.load(_file(tmp_path, "batch = 8\nseconds = 1\nparameters = 25.5\n"))
 
 
+def test_there_is_a_batch_for_every_rank_unless_the_file_says_how_many_samples_there_are(
+    tmp_path: Path,
+) -> None:
+    assert Work.load(_file(tmp_path, PLAIN)).samples == 1 << 20
+    assert Work.load(_file(tmp_path, PLAIN), ranks=65_536).samples == 65_536 * 100
+    assert Work.load(_file(tmp_path, PLAIN + "samples = 5000\n"), ranks=65_536).samples == 5000
+
+
 def test_reasons_name_the_update_and_the_bytes_of_a_rank(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

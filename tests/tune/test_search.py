@@ -564,6 +564,19 @@ def test_a_third_of_the_budget_is_for_repetitions_of_a_program() -> None:
     assert conclude(search).timing.interval is not None  # type: ignore[union-attr]
 
 
+def test_no_other_rates_are_tried_for_what_needs_one_epoch() -> None:
+    machine = Machine(defaultdict(lambda: 1.0), defaultdict(lambda: 1.0))
+    search = search_on(machine, ALONE)
+    search.space = replace(search.space, fixed_rates=False)
+    search.run()
+    assert {candidate for candidate, _, _ in machine.ran} == {ALONE}
+
+
+def test_of_two_strategies_that_take_as_much_effort_none_is_called_simpler() -> None:
+    slower, faster = (one_thread(strategy=name, ranks=8) for name in ("gossip", "local-sgd"))
+    assert slower.effort == faster.effort > SYNC.effort > ALONE.effort
+
+
 def test_of_two_that_cannot_be_told_apart_the_simpler_one_is_given() -> None:
     machine = four()
     machine.seconds |= {SYNC: 0.297}

@@ -175,7 +175,7 @@ def predict_scaling(args: argparse.Namespace) -> int:
         if bar is not None:
             bar.draw(before=text)
 
-    work = None if args.work is None else Work.load(args.work)
+    work = None if args.work is None else Work.load(args.work, ranks=max(ranks))
     strategies = [
         normalize_name(text) for text in args.strategies or ["sync" if work is None else work.strategy]
     ]

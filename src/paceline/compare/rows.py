@@ -212,10 +212,10 @@ class Row:
         return self.facts.optimizer
 
     @property
-    def effort(self) -> tuple[int, int, bool, str]:
+    def effort(self) -> tuple[int, int, bool]:
         """A key that is lower for what is simpler: fewer processes, fewer cores, the same steps as serial training."""
         same = self.serial or self.facts.equals_serial
-        return self.ranks, self.ranks * self.threads, not same, self.strategy
+        return self.ranks, self.ranks * self.threads, not same
 
     @property
     def alone(self) -> bool:

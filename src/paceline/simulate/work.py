@@ -95,9 +95,12 @@ class Work:
     """Seconds of the update of all parameters, if they are not part of `seconds`."""
 
     @classmethod
-    def load(cls, path: str | Path) -> Work:
-        """Read a work file; raise a UsageError with its first mistake."""
-        return _read(str(path), read_toml(path), Path(path).stem)
+    def load(cls, path: str | Path, *, ranks: int = 1) -> Work:
+        """Read a work file; raise a UsageError with its first mistake.
+
+        `ranks`: the most that will compute it. Unless the file says how many samples there are, there is a batch for each.
+        """
+        return _read(str(path), read_toml(path), Path(path).stem, ranks)
 
     @property
     def parameters(self) -> int:
@@ -304,7 +307,7 @@ class _Reader:
         return value
 
 
-def _read(where: str, values: dict[str, Any], stem: str) -> Work:
+def _read(where: str, values: dict[str, Any], stem: str, ranks: int) -> Work:
     told = _Reader(where, values, KEYS)
     batch = told.whole("batch", most=MOST_BATCH)
     if batch is None:
@@ -325,7 +328,7 @@ def _read(where: str, values: dict[str, Any], stem: str) -> Work:
     overlap, bucket = told.flag("overlap", False), told.number("bucket", 0.0)
     if bucket and not overlap:
         raise UsageError(f"{where}: bucket needs overlap = true")
-    samples = told.whole("samples", max(SAMPLES, 256 * batch), most=1 << 27)
+    samples = told.whole("samples", max(SAMPLES, max(256, ranks) * batch), most=1 << 27)
     assert samples is not None
     if samples < batch:
         raise UsageError(f"{where}: samples must be at least a batch of {batch}; got {samples}")

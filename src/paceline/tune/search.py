@@ -573,7 +573,14 @@ class Search:
         while going_on and (best := self.best()) is not None and self._can_start():
             going_on = False
             fastest = self.times()[best].mean
-            near = [one for one in self._tried if min(self._outlook(one), self._mean(one)) <= CLOSE * fastest]
+            near = [
+                one
+                for one in self._tried
+                if min(self._outlook(one), self._mean(one)) <= CLOSE * fastest
+                and (
+                    one not in self.times() or self.epochs_needed(one) > 1
+                )  # no rate needs less than one epoch
+            ]
             for new in (new for one in near for new in self.space.neighbours(one)):
                 self.trials.setdefault(new, Trial(new))
             for one in sorted(filter(self._may_improve, self.trials), key=self._promise, reverse=True):

@@ -91,9 +91,9 @@ class Candidate:
         return self.ranks if strategy is None else max(1, strategy.workers(self.ranks))
 
     @property
-    def effort(self) -> tuple[int, int, bool, str]:
+    def effort(self) -> tuple[int, int, bool]:
         """A key that is lower for what is simpler: fewer processes, fewer cores, the same steps as serial training."""
-        return self.ranks, self.ranks * self.threads, not self.equals_serial, self.strategy
+        return self.ranks, self.ranks * self.threads, not self.equals_serial or bool(self.optimizer)
 
     def __str__(self) -> str:
         threads = count(self.threads, "thread")
