@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -411,11 +412,14 @@ class Around:
         return _complete_together("Testsome", requests, statuses)
 
 
+_get_bare = attrgetter("bare")
+
+
 def _complete_together(name: str, requests: Sequence[Any], statuses: Any) -> Any:
     """Make one timed call for several requests."""
     watch = next(request._watch for request in requests if isinstance(request, Around))
     try:  # a master waits for a thousand requests at a time
-        bare = [request.bare for request in requests]
+        bare = list(map(_get_bare, requests))
     except AttributeError:  # some are null
         bare = [request.bare if isinstance(request, Around) else request for request in requests]
     call = getattr(type(bare[0]), name)

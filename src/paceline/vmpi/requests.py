@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from io import BytesIO
+from itertools import compress
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -29,6 +31,9 @@ from paceline.vmpi.errors import (
     mpi_error,
 )
 from paceline.vmpi.handles import Handle, Numbered, call_back, constants, find_constant, numbered
+
+
+_is_done = attrgetter("done")
 
 
 class Status(Handle):
@@ -344,7 +349,11 @@ def _rank_of(requests: Sequence[Any]) -> Any:
 
 def _find_done(requests: Sequence[Any]) -> list[int]:
     """Return the numbers of the requests that are done: a master looks through a thousand of them for every message."""
-    return [number for number, request in enumerate(requests) if request.done and not request.spent]
+    return [
+        number
+        for number in compress(range(len(requests)), map(_is_done, requests))
+        if not requests[number].spent
+    ]
 
 
 def _finish(requests: Sequence[Any], done: list[int], statuses: Any) -> list[int]:
