@@ -564,6 +564,16 @@ def test_a_third_of_the_budget_is_for_repetitions_of_a_program() -> None:
     assert conclude(search).timing.interval is not None  # type: ignore[union-attr]
 
 
+def test_rates_stay_within_eight_times_those_of_the_known_rules() -> None:
+    """Though every doubling brings a little."""
+    machine = Machine(defaultdict(lambda: 1.0), defaultdict(float))
+    machine.needs |= {one_thread(lr=0.1 * 2**n): 20.0 - n for n in range(-9, 10)}  # type: ignore[operator]
+    search = search_on(machine, ALONE)
+    search.space = replace(search.space, fixed_rates=False)
+    search.run()
+    assert max(candidate.lr for candidate, _, _ in machine.ran) == 0.8  # type: ignore[type-var]
+
+
 def test_no_other_rates_are_tried_for_what_needs_one_epoch() -> None:
     machine = Machine(defaultdict(lambda: 1.0), defaultdict(lambda: 1.0))
     search = search_on(machine, ALONE)

@@ -22,6 +22,7 @@ from paceline.training.job import Job, build_component, strategy_name, strategy_
 BATCHES, LEAST_STEPS = (1.0, 4.0, 16.0, 0.25), 4
 FEWER = BATCHES[:2]  # simulated: the costs of each batch are measured
 USUAL_BATCH, USUAL_RATE = 64, 0.1
+FARTHEST = 8.5  # times the rates by the known rules: 8 times, rounded
 ALONE = (False, False)  # the kind of one process with one thread
 
 
@@ -172,10 +173,13 @@ class Space:
         )  # fmt: skip
 
     def neighbours(self, candidate: Candidate) -> list[Candidate]:
-        """Return the same candidate with twice and with half the learning rate."""
+        """Return the same candidate with twice and with half the learning rate, not too far from the usual ones."""
         if self.fixed_rates or candidate.lr is None:
             return []
-        return [replace(candidate, lr=rounded(candidate.lr * factor)) for factor in (2.0, 0.5)]
+        usual = [one.lr for one in self.candidates if one.speed == candidate.speed and one.lr is not None]
+        low, high = (min(usual) / FARTHEST, max(usual) * FARTHEST) if usual else (0.0, math.inf)
+        rates = [rounded(candidate.lr * factor) for factor in (2.0, 0.5)]
+        return [replace(candidate, lr=rate) for rate in rates if low <= rate <= high]
 
 
 @cache

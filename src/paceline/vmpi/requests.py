@@ -32,7 +32,6 @@ from paceline.vmpi.errors import (
 )
 from paceline.vmpi.handles import Handle, Numbered, call_back, constants, find_constant, numbered
 
-
 _is_done = attrgetter("done")
 
 
