@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline import fit
 from paceline import names as registry
 from paceline import names as spec
 from paceline.errors import UsageError
@@ -181,3 +182,12 @@ def test_found_by_name() -> None:
     assert registry.names("updates") == ["adam", "momentum", "nesterov", "rms", "sgd"]
     made = [spec.parse("updates", name).make() for name in registry.names("updates")]
     assert made == [Adam(), Momentum(), Nesterov(), Rms(), Sgd()]
+
+
+@pytest.mark.parametrize("update", [*registry.names("updates"), "momentum:beta=0.5", "nesterov:beta=0.95"])
+def test_training_learns_without_a_learning_rate(update: str) -> None:
+    """Rates that suit plain SGD would make the others diverge."""
+    fitted = fit(
+        data="digits", model="mlp:32", update=update, strategy="serial", epochs=40, runs=None, quiet=True
+    )
+    assert fitted.test_accuracy > 0.7

@@ -387,14 +387,16 @@ def _space(config: Config, choices: Choices, options: Options | None, cores: int
     """Return the data, the model and the candidates; raise a UsageError if there is nothing to run."""
     from dataclasses import replace
 
-    from paceline.training.job import Job
+    from paceline.training.job import Job, build_component
     from paceline.tune.space import USUAL_RATE, make_space
+    from paceline.updates import choose_rate
 
     job = Job(config=replace(config, strategy="serial"), runs=None)
     data, _ = job.check(1)
     job.check_memory(data, job.build_strategy(), 1)
     model = job.build(data)
-    rate = config.lr or float(getattr(model, "default_rate", USUAL_RATE))
+    usual = float(getattr(model, "default_rate", USUAL_RATE))
+    rate = config.lr or choose_rate(build_component("updates", config.update), usual)
     for strategy in choices.strategies:
         Job(config=replace(config, strategy=strategy), data=data, runs=None).build_strategy()
     space = make_space(
@@ -407,7 +409,10 @@ def _space(config: Config, choices: Choices, options: Options | None, cores: int
 def _check_space(space: Space) -> Space:
     """Return the candidates, unless there are none."""
     if not space.candidates:
-        many = f"ranks times threads must be at most {space.cores}, the number of cores"
+        many = (
+            "serial has one rank, other strategies have at least two, and ranks times threads must be at most "
+            f"{space.cores}, the number of cores"
+        )
         why = next(iter(space.refused.values()), many)
         raise UsageError(f"there is nothing to search: {why}")
     return space

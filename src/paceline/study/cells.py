@@ -19,7 +19,8 @@ from paceline.models import find_default_rate
 from paceline.names import parse
 from paceline.record import script_digest
 from paceline.simulate.options import Options
-from paceline.training.job import Job, find_built_in
+from paceline.training.job import Job, build_component, find_built_in
+from paceline.updates import choose_rate
 
 # Settings that do not make a different run.
 FREE = ("recalibrate", "compute_threads")
@@ -157,7 +158,8 @@ def _find_rate(config: Config) -> float | None:
     """Return the learning rate that a run will use; None if it is unknown. Mistakes are reported by `mistakes`."""
     if config.lr is None and _knows_rate(config.model):
         with suppress(Exception):
-            return _load_rate(config.data, config.labels, config.model)
+            rate = _load_rate(config.data, config.labels, config.model)
+            return choose_rate(build_component("updates", config.update), rate)
     return config.lr
 
 

@@ -59,7 +59,7 @@ from paceline.training.resuming import (
     train_surviving,
 )
 from paceline.training.watchdog import Watchdog, watch_ranks
-from paceline.updates import Update, describe_update
+from paceline.updates import Update, choose_rate, describe_update
 from paceline.vectors import Meter
 from paceline.worker import Resumption, Worker
 
@@ -485,7 +485,9 @@ def train_at(place: RankEnvironment, job: Job, progress: Show | None) -> Fitted:
     data, strategy, model, update, schedule, weights = place.prepare(job)
     folder = place.run = place.folder(job)
     record = Record(folder) if folder is not None and rank == 0 else None
-    rate = config.lr if config.lr is not None else float(getattr(model, "default_rate", 0.1))
+    rate = config.lr
+    if rate is None:
+        rate = choose_rate(update, float(getattr(model, "default_rate", 0.1)))
     if job.optimizer is not None:
         rate = 1.0  # a factor on the learning rates of its groups
     batches = Batches(

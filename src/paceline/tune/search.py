@@ -74,7 +74,7 @@ MOST_FINALISTS = 3
 MOST_SLOWER = (
     2.5  # times what is expected of a run or, for a program, the seconds of the fastest to the target
 )
-PATIENCE = 10.0  # seconds beyond that
+PATIENCE, PATIENCE_SHARE = 10.0, 1 / 8  # seconds beyond that, and the part of the budget that they may be
 SIMULATED_RANK = 0.3  # times what an epoch of one process takes here, for each simulated rank beside it
 MOST_EPOCHS = 10_000
 MORE_EPOCHS = 4  # times those of the fastest so far, for a candidate whose speed has not been measured
@@ -1057,7 +1057,10 @@ class Search:
         each = self._clock_seconds(candidate) or self._alone()
         if self.space.options is not None:
             return math.inf  # the costs may have to be measured first
-        return math.inf if each is None else PATIENCE + MOST_SLOWER * (self._expected_start() + epochs * each)
+        if each is None:
+            return math.inf
+        patience = min(PATIENCE, PATIENCE_SHARE * self.budget)
+        return patience + MOST_SLOWER * (self._expected_start() + epochs * each)
 
     def _learn(self, candidate: Candidate, run: Observed) -> None:
         """Note the epochs that serial training with this batch and learning rate needs."""

@@ -40,7 +40,8 @@ class Update(Protocol):
     the gradient by its norm for example, has an attribute `elementwise = False` and is given whole vectors only. One whose
     hyper-parameters depend on the place in the vector has a method `start_at(x, first)`, which is called instead of `start`
     with the number of the slice's first element. One that has no state, and whose steps depend on nothing but their
-    arguments, may say so with `keeps_nothing = True`: simulated steps can then be taken in another process.
+    arguments, may say so with `keeps_nothing = True`: simulated steps can then be taken in another process. One that needs
+    another learning rate than plain SGD has a method `default_rate(rate)`: see `choose_rate`.
 
     >>> import numpy as np
     >>> from paceline.updates.sgd import Sgd
@@ -82,6 +83,19 @@ def start_update(update: Any, x: Array, first: int = 0) -> State:
     start_at = getattr(update, "start_at", None)
     state: State = update.start(x) if start_at is None else start_at(x, first)
     return state
+
+
+def choose_rate(update: Any, rate: float) -> float:
+    """Return the learning rate of an update for which the user gives none, if `rate` suits the model with plain SGD.
+
+    >>> from paceline.updates.adam import Adam
+    >>> from paceline.updates.momentum import Momentum
+    >>> choose_rate(Adam(), 2.0), round(choose_rate(Momentum(beta=0.9), 2.0), 3)
+    (0.001, 0.2)
+    """
+    inner = update.update if isinstance(update, Clipped) else update
+    choose = getattr(inner, "default_rate", None)
+    return rate if choose is None else float(choose(rate))
 
 
 def describe_update(update: Any) -> str:

@@ -39,6 +39,10 @@ class Adam:
         check_positive("epsilon of adam", self.epsilon)
         check_not_negative("weight-decay of adam", self.weight_decay)
 
+    def default_rate(self, rate: float) -> float:
+        """Return the rate to use where `rate` suits SGD: the size of a step hardly depends on the gradient's."""
+        return 0.001
+
     def start(self, x: Array) -> State:
         return {"m": np.zeros_like(x), "v": np.zeros_like(x), "t": np.zeros(1, np.int64)}
 

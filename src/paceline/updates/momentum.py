@@ -34,6 +34,10 @@ class Momentum:
         check_below_one("beta of momentum", self.beta)
         check_not_negative("weight-decay of momentum", self.weight_decay)
 
+    def default_rate(self, rate: float) -> float:
+        """Return the rate to use where `rate` suits SGD: each gradient counts 1 / (1 - beta) times in all."""
+        return rate * (1 - self.beta)
+
     def start(self, x: Array) -> State:
         return {"v": np.zeros_like(x)}
 

@@ -32,6 +32,10 @@ class Rms:
         check_below_one("decay of rms", self.decay)
         check_positive("epsilon of rms", self.epsilon)
 
+    def default_rate(self, rate: float) -> float:
+        """Return the rate to use where `rate` suits SGD: the size of a step hardly depends on the gradient's."""
+        return 0.001
+
     def start(self, x: Array) -> State:
         return {"s": np.zeros_like(x), "_work": np.empty_like(x)}
 
