@@ -45,7 +45,7 @@ class Config:
     update: str = _setting("sgd", "how a gradient changes the parameters", "UPDATE")
     lr: float | None = _setting(
         None,
-        "learning rate, applied to the mean gradient of a batch (default: the model's own, or 0.1)",
+        "learning rate, applied to the mean gradient of a batch (default: the model's own, or 0.1, as it suits --update)",
         "RATE",
     )
     clip: float | None = _setting(

@@ -68,6 +68,8 @@ OTHER_STEPS = (
     2.0  # times the epochs, besides the root of the workers, if steps are not those of serial training
 )
 SURE_MEASURED, SURE_PREDICTED = 0.9, 0.5  # how much faster than measured or predicted a candidate may be
+# The same if it has trained for less than BRIEF seconds, in which libraries and threads start; and the doubt, as above.
+BRIEF, SURE_BRIEF, DOUBT_BRIEF = 0.02, 0.1, 1.0
 CLOSE = 1.3  # candidates whose times differ by less are worth repeating
 MOST_RUNS = 6  # of one candidate
 MOST_FINALISTS = 3
@@ -210,6 +212,8 @@ class Search:
     def __post_init__(self) -> None:
         self._began = self.clock() if self.began is None else self.began
         self._measured: dict[tuple[object, ...], float] = {}
+        self._brief: set[tuple[object, ...]] = set()
+        """Of these, what has only been measured for a moment."""
         self._overheads: list[float] = []
         self._per_epoch: dict[tuple[object, ...], float] = {}
         """Seconds on the clock for an epoch, where they differ from those of training: in the simulator."""
@@ -631,6 +635,8 @@ class Search:
         """Return the standard deviation of the logarithm of a candidate's expected seconds to the target."""
         measured = candidate.speed in self._measured or self.space.options is not None
         speed = DOUBT_MEASURED if measured else DOUBT_PREDICTED
+        if candidate.speed in self._brief:
+            speed = DOUBT_BRIEF
         if not self._takes_known_steps(candidate):
             return math.hypot(speed, DOUBT_OTHER_STEPS)
         _, reached, _ = self._learned.get(candidate.steps, (0, False, candidate))
@@ -764,7 +770,8 @@ class Search:
     def _at_least(self, candidate: Candidate) -> tuple[float, str]:
         """Return the fewest seconds that an epoch may take, and how that is known."""
         if (found := self._measured.get(candidate.speed)) is not None:
-            return SURE_MEASURED * found, f"{spell_seconds(found)} s an epoch"
+            sure = SURE_BRIEF if candidate.speed in self._brief else SURE_MEASURED
+            return sure * found, f"{spell_seconds(found)} s an epoch"
         predicted = None if self.speeds is None else self.speeds.epoch_seconds(candidate)
         if predicted is not None:
             return SURE_PREDICTED * predicted, f"{spell_seconds(predicted)} s an epoch in the simulator"
@@ -1023,6 +1030,11 @@ class Search:
         elif seed == 0 and candidate.equals_serial:
             self._learn(candidate, found)
         if found.epochs and found.seconds > 0:
+            brief = found.seconds < BRIEF and self.space.options is None
+            if not brief:
+                self._brief.discard(candidate.speed)
+            elif candidate.speed not in self._measured:
+                self._brief.add(candidate.speed)
             self._note_speed(candidate, found.seconds / found.epochs)
 
     def _note_cut(self, candidate: Candidate, seed: int) -> None:
