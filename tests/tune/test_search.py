@@ -297,6 +297,19 @@ def recorded(values: dict[int, list[float]], *candidates: Candidate) -> Search:
     return search
 
 
+def test_what_misses_the_target_with_a_seed_is_second_though_it_is_faster() -> None:
+    """And the same candidate is named as second best and in the sentence on how sure the answer is."""
+    search = recorded({0: [0.91], 1: [0.5, 0.91]}, ALONE, THREADS)  # after 0.5 and 1 s
+    for seed, value in ((0, 0.91), (1, 0.5)):
+        search.note(THREADS, seed, Observed(epochs=1, points=(Point(1, 0.6, value),), seconds=0.6))
+    answer = conclude(search)
+    assert answer.chosen == ALONE
+    assert answer.sure.startswith(
+        f"how sure: not certain: {THREADS} takes 20 % less time on average, but did not reach the target in 1 of 2 runs"
+    )
+    assert answer.second.startswith(f"second best: {THREADS}")
+
+
 @pytest.mark.parametrize(
     ("values", "epochs", "seed"),
     [
