@@ -236,7 +236,7 @@ def test_the_command_writes_all_that_is_asked_for(
         ("--figures gone/figures", "cannot write gone/figures: there is no folder gone"),
         ("--tables gone/tables", "cannot write gone/tables: there is no folder gone"),
         ("-o gone/a.html", "cannot write gone/a.html: there is no folder gone"),
-        ("--target 90", "a target accuracy must be above 0 and at most 1; got 90"),
+        ("--target 90", "a target accuracy must be above 0 and at most 1; got 90; write 90% for percent"),
         ("--bench gone.json", "cannot read gone.json: no such file or directory"),
     ],
 )
