@@ -89,11 +89,16 @@ def altered(run: Run, folder: Path, **changes: object) -> Run:
 def on_two_ranks(runs: list[Run], folder: Path, *ways: tuple[object, ...]) -> list[Run]:
     """A run of each strategy on two ranks, of serial on one, with its seconds, its accuracy, and why it diverged."""
     names = ("strategy", "train_seconds", "test_accuracy", "diverged")
-    settings = [dict(zip(names, way, strict=False)) for way in ways]
-    return [
-        altered(runs[0], folder, threads=1, cores=4, ranks=1 if one["strategy"] == "serial" else 2, **one)
-        for one in settings
-    ]
+    found = []
+    for way in ways:
+        one = dict(zip(names, way, strict=False))
+        ranks = 1 if one["strategy"] == "serial" else 2
+        run = altered(runs[0], folder, threads=1, cores=4, ranks=ranks, **one)
+        scale = run.summary["train_seconds"] / runs[0].summary["train_seconds"]
+        lines = [line | {"train_seconds": line["train_seconds"] * scale} for line in run.epochs]
+        (run.folder / "epochs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        found.append(Run(run.folder))
+    return found
 
 
 def table(page: Document, name: str) -> Table:

@@ -16,7 +16,7 @@ from paceline.commands import train
 from paceline.compare.rows import rows_of
 from paceline.compare.verdict import implausible, verdict
 from paceline.diagnosis import diagnose
-from paceline.figures import Bars, Lines, Points
+from paceline.figures import Bars, Lines, Points, svg
 from paceline.record import Run, find_runs
 from paceline.record.environment import describe_other_programs
 from paceline.report import document_of, write
@@ -129,6 +129,17 @@ CASES: dict[str, tuple[list[Way], float | None, str, str]] = {
         [SERIAL, ("serial", 1, 4.05, 0.95, 1), ("sync", 2, 2.5, 0.95)], 0.9,
         "Use sync, 2 ranks: it reaches 90.00 % first, after 2.5 s, 1.61 times as fast as serial, 1 rank (4.03 s).",
         "1.40 to 1.85 times as fast as serial, 1 rank, with 95 % confidence (sync, 2 ranks: 1 run, 2.5 s; serial, 1 ",
+    ),
+    "almost as fast with one run each": (
+        [SERIAL, ("serial:rule=adaptive", 1, 2.6, 0.97), ("hogwild", 2, 2.5, 0.95), ("sync", 2, 2.9, 0.95)], 0.9,
+        "Use serial:rule=adaptive, 1 rank: it reaches 90.00 % after 2.6 s; the difference from hogwild, 2 ranks is too "
+        "small to count with one run each.",
+        "Run more seeds. It uses the rule adaptive instead of sgd.",
+    ),
+    "several ranks almost as fast with one run each": (
+        [SERIAL, ("sync", 2, 2.5, 0.95), ("psgd", 2, 2.6, 0.95)], 0.9,
+        "Use sync, 2 ranks: it reaches 90.00 % first, after 2.5 s, 1.6 times as fast as serial, 1 rank (4 s); the "
+        "difference from psgd, 2 ranks is too small to count with one run each.", "Run more seeds.",
     ),
     "one process with a rule": (
         [("serial", 1, 4.0, 0.8), ("serial:rule=adaptive", 1, 5.0, 0.95), ("sync", 2, 2.5, 0.8)], 0.9,
@@ -361,6 +372,18 @@ def test_what_diverged_is_crossed_out_in_the_figure_of_accuracy(runs: list[Run],
     assert [bar.less for bar in dots.bars] == [False, True]
 
 
+def test_the_answer_has_a_ring_in_the_figure(runs: list[Run], tmp_path: Path) -> None:
+    figure = opening(document_of(made(runs, tmp_path, SERIAL, ("sync", 2, 2.5, 0.95)), target=0.9)).figure
+    assert isinstance(figure, Points)
+    assert {point.label: point.chosen for point in figure.points} == {
+        "serial, 1 rank": False,
+        "sync, 2 ranks": True,
+    }
+    drawn, hits = svg(figure)
+    assert "ring: the answer" in drawn
+    assert sum("the answer" in hit.words for hit in hits) == 1
+
+
 def test_the_front_is_what_nothing_beats(runs: list[Run], tmp_path: Path) -> None:
     ways = [
         ("serial", 1, 4.0, 0.96),
@@ -458,8 +481,9 @@ def test_several_problems_have_a_page_each_and_an_index(runs: list[Run], tmp_pat
     pages = [path.name for path in sorted((tmp_path / "report-files").glob("*.html"))]
     assert [name[:11] for name in pages] == ["1-iris-mlp-", "2-iris-mlp-"]
     assert all(f'href="report-files/{name}"' in index for name in pages)
-    assert "<figure" not in index
-    for name in pages:
+    for number, name in enumerate(pages, 1):
+        # A small figure of each, which leads to the large one.
+        assert index.count(f'href="report-files/{name}#f-front-{number}"') == 1
         one = (tmp_path / "report-files" / name).read_text()
         assert 'href="../report.html"' in one
         assert one.count('<p class="answer">') == 1

@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import fmean
 
 from paceline.compare.metric import ACCURACY, Goal, Metric, read_last
-from paceline.compare.noise import Timing, simplest, with_noise, within_noise
+from paceline.compare.noise import Timing, as_fast, simplest, with_noise
 from paceline.compare.rows import Row, choose_metric, guessing, label
 from paceline.compare.verdict import (
     guesses,
@@ -270,10 +270,10 @@ def _describe_unreached(rows: Sequence[Row], target: Target, *, going_on: bool) 
 
 
 def _first(when: Sequence[Reached], rows: Sequence[Row], target: Target) -> Answer:
-    """Answer with the row that reached the target first, or, within the noise, with the simplest."""
+    """Answer with the row that reached the target first or, if serial is as fast, with that."""
     times = with_noise({one.row: Timing(seconds=one.seconds) for one in when})
     fastest = when[0].row
-    alike = [one for one in when if one is when[0] or within_noise(times[fastest], times[one.row])]
+    alike = [one for one in when if one is when[0] or as_fast(times[fastest], times[one.row])]
     serial = next((one for one in when if one.row.serial), None)
     chosen = fastest
     if fastest.setting is not None:  # candidates of a search: as the search itself chooses
@@ -292,9 +292,11 @@ def _first(when: Sequence[Reached], rows: Sequence[Row], target: Target) -> Answ
     is_first = other is not None and first is when[0]
     sentence = f"{begin} {'first, ' if is_first else ''}after {time_span(_mean(first))}"
     beside = [one for one in alike if one is not first]
-    noise = (
-        f"; the difference from {_names([one.row for one in beside])} is within the noise" if beside else ""
-    )
+    noise = ""
+    if beside:
+        known = times[row].times_as_fast(times[beside[0].row]) is not None
+        size = "within the noise" if known else "too small to count with one run each"
+        noise = f"; the difference from {_names([one.row for one in beside])} is {size}"
     if row.serial:
         if beside:
             sentence += noise
@@ -377,7 +379,7 @@ def _compare_runs(
         return _runs(first.row.runs)
     ratio = times[first.row].times_as_fast(times[than.row])
     if ratio is None:
-        return _runs(1)
+        return "Run more seeds." if alike else _runs(1)
     spread = f"{name(first.row)}: {_span(first)}; {name(than.row)}: {_span(than)}"
     if alike:
         more = f"; and {count(len(alike) - 1, 'other')}" if len(alike) > 1 else ""

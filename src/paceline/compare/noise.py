@@ -7,7 +7,8 @@ One rule for searches and reports. Noise multiplies times, so it is taken from t
     interval           95 %, by Student's t (of a quotient: Welch)
     a difference       counts if the interval of the quotient of two means does not contain 1
 
-Two runs are close to each other by chance now and then, so their own spread says little.
+Two runs are close to each other by chance now and then, so their own spread says little. If there is one run of each row,
+the noise is unknown, and a difference of less than a tenth does not count.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from paceline.text import seconds as spell_seconds
 
 # What is simpler is as fast if it takes at most so many times as long, and the difference does not count.
 AS_FAST = 1.05
+# Without any repeated run, rows whose times differ by less than this factor are as fast as each other.
+SINGLE = 1.1
 # So many runs have a spread of their own that says enough.
 ENOUGH = 3
 # Student's t for intervals that hold 95 % of the time, by degrees of freedom from 1.
@@ -167,6 +170,17 @@ def within_noise(first: Timing, second: Timing) -> bool:
     """
     ratio = first.times_as_fast(second)
     return ratio is not None and ratio[0] <= 1 <= ratio[1]
+
+
+def as_fast(first: Timing, second: Timing) -> bool:
+    """Return True if the difference does not count: it is within the noise or, if that is unknown, less than a tenth.
+
+    >>> as_fast(Timing(seconds=(1.0,)), Timing(seconds=(1.05,))), as_fast(Timing(seconds=(1.0,)), Timing(seconds=(1.2,)))
+    (True, False)
+    """
+    if first.times_as_fast(second) is None:
+        return max(first.mean, second.mean) < SINGLE * min(first.mean, second.mean)
+    return within_noise(first, second)
 
 
 def simplest(found: Mapping[T, Timing], best: T, effort: Callable[[T], Any]) -> T:

@@ -170,6 +170,8 @@ class Point:
     """Why it is no success, such as "learned less"; it is crossed out, and the words are part of its label."""
     simulated: bool = False
     oversubscribed: bool = False
+    chosen: bool = False
+    """True for the answer; it has a ring."""
     stopped: bool = False
     """True if it was stopped on the way, so that its place says little: it is small, hollow and has no label."""
 

@@ -624,6 +624,11 @@ HOLLOW = {"markerfacecolor": PAPER, "fillstyle": "full"}
 CROSS: dict[str, Any] = {
     "linestyle": "none", "marker": "x", "markersize": 11, "markeredgewidth": 1.8, "color": INK, "zorder": 4,
 }  # fmt: skip
+# The ring around the answer.
+RING: dict[str, Any] = {
+    "linestyle": "none", "marker": "o", "markersize": 16, "markeredgewidth": 1.6, "markerfacecolor": "none",
+    "markeredgecolor": "#1a7f4b", "zorder": 2.8,
+}  # fmt: skip
 
 
 def _line_look(origin: Origin, style: Style) -> dict[str, Any]:
@@ -876,6 +881,8 @@ def _draw_point(
                     [x], [cut], marker=marker, color=style.colour, markersize=5, zorder=2, clip_on=False
                 )
     axes.plot([x], [y], clip_on=False, zorder=3, **look)
+    if point.chosen:
+        axes.plot([x], [y], clip_on=False, **RING)
     if point.flag:
         axes.plot([x], [y], clip_on=False, **CROSS)
     shown = figure.outside if point.x is None else figure.x.spell(point.x)
@@ -883,6 +890,7 @@ def _draw_point(
         shown += _spread_words(figure.x, *point.x_range)
     words = f"{point.label}\n{figure.x.name}: {shown}\n{figure.y.name}: {figure.y.spell(point.y)}"
     words += _spread_words(figure.y, *point.y_range) if point.y_range is not None else ""
+    words += "\nthe answer" if point.chosen else ""
     words += f"\n{point.flag}" if point.flag else ""
     words += f"\n{OVERSUBSCRIBED}" if point.oversubscribed else ""
     words += f"\n{STOPPED}" if point.stopped else ""
@@ -1048,6 +1056,8 @@ def _touch(one: Box, others: Iterable[Box]) -> bool:
 
 
 def _add_point_legend(figure: Points, drawing: Drawing) -> None:
+    if any(point.chosen for point in figure.points):
+        drawing.handles.append(_line(label="ring: the answer", **(RING | {"markersize": 9})))
     flags = list(dict.fromkeys(point.flag for point in figure.points if point.flag))
     if flags:
         drawing.handles.append(_line(label=f"crossed out: {' or '.join(flags)}", **CROSS))

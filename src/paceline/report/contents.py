@@ -230,11 +230,16 @@ def opening_of(rows: Sequence[Row], target: Target | None, number: int, *, going
     what = "search" if rows[0].setting is not None else "study"
     so_far = f"The {what} is still running; this is the answer so far." if going_on else ""
     searched = target is not None and rows[0].grows
+    figure = race(rows, target, number) if searched and target is not None else front(rows, target, number)
+    if figure is not None and found.row is not None:
+        chosen = _name_point(found.row)
+        points = (replace(point, chosen=point.label == chosen) for point in figure.points)
+        figure = replace(figure, points=tuple(points))
     return Opening(
         sentence=found.sentence,
         sure=" ".join(filter(None, (so_far, found.sure))),
         command=command,
-        figure=race(rows, target, number) if searched and target is not None else front(rows, target, number),
+        figure=figure,
         notices=notices(rows),
     )
 
@@ -378,7 +383,7 @@ def _on_the_way(found: Reached, rows: Sequence[Row], target: Target, *, stopped:
         )
     wrong = standing(row, rows)
     return Point(
-        label=label(row).replace(" *", "", 1) if row.oversubscribed else label(row),
+        label=_name_point(row),
         strategy=row.strategy,
         x=x,
         y=y,
@@ -403,7 +408,7 @@ def _when(row: Row, target: Target | None) -> tuple[float | None, tuple[float, f
 def _point(row: Row, rows: Sequence[Row], x: float | None, x_range: tuple[float, float] | None) -> Point:
     wrong = standing(row, rows)
     return Point(
-        label=label(row).replace(" *", "", 1) if row.oversubscribed else label(row),
+        label=_name_point(row),
         strategy=row.strategy,
         x=x,
         y=row.score or 0.0,
@@ -413,6 +418,11 @@ def _point(row: Row, rows: Sequence[Row], x: float | None, x_range: tuple[float,
         simulated=bool(row.simulated),
         oversubscribed=row.oversubscribed,
     )
+
+
+def _name_point(row: Row) -> str:
+    """Return the label of a row in the figure, where hollow points have more ranks than cores."""
+    return label(row).replace(" *", "", 1) if row.oversubscribed else label(row)
 
 
 def _front(points: Sequence[Point], rows: Sequence[Row]) -> tuple[int, ...]:

@@ -113,7 +113,7 @@ class _Page:
         return "".join(parts)
 
     def index(self, problems: Sequence[Section]) -> str:
-        """Return the answer to each of several problems, with a link to everything about it."""
+        """Return the answer to each of several problems with a small figure, and a link to everything about it."""
         items = ""
         for number, section in enumerate(problems):
             place = (
@@ -125,10 +125,23 @@ class _Page:
             if opening is not None:
                 sure = f'<p class="note">{breakable(opening.sure)}</p>' if opening.sure else ""
                 items += (
-                    f'<li><p class="title"><a href="{place}">{breakable(section.title)}</a></p>'
-                    f'<p class="answer">{breakable(opening.sentence)}</p>{sure}{_command(opening.command)}</li>'
+                    f'<li><div><p class="title"><a href="{place}">{breakable(section.title)}</a></p>'
+                    f'<p class="answer">{breakable(opening.sentence)}</p>{sure}{_command(opening.command)}</div>'
+                    f"{self.thumbnail(opening.figure, place)}</li>"
                 )
         return f'<ol class="index">{items}</ol>'
+
+    def thumbnail(self, figure: Figure | None, place: str) -> str:
+        """Return a small drawing of a figure that is on another page, as a link to it."""
+        if figure is None or not self.links.pages:
+            return ""
+        name = _anchor(figure.name)
+        drawing = inline_svg(figure, self.among, width=PHONE, css="small", prefix=f"{name}-small")
+        label = escape(f"{figure.title}: {place}")
+        return (
+            f'<figure><p class="title">{breakable(figure.title)}</p>'
+            f'<a href="{place}#{name}" aria-label="{label}">{drawing}</a></figure>'
+        )
 
     def sections(
         self, sections: Sequence[Section], level: int, place: str, *, alone: bool = False
@@ -414,7 +427,10 @@ p code { font: 0.9em ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono
 .copy { font: inherit; font-size: 0.85rem; padding: 0.15rem 0.7rem; color: var(--accent); background: var(--paper);
   border: 1px solid var(--accent); border-radius: 4px; cursor: pointer }
 .notices { color: var(--soft); font-size: 0.9rem }
-.index { padding-left: 1.4rem } .index > li { margin: 0 0 1.6rem } .index .answer { font-size: 1.1rem }
+.index { padding: 0; list-style: none; max-width: none } .index .answer { font-size: 1.1rem }
+.index > li { display: grid; grid-template-columns: minmax(0, 1fr) auto; gap: 0 2rem; padding: 1.1rem 0;
+  border-top: 1px solid var(--rule) }
+.index figure { width: 22rem; margin: 0 } .index svg { display: block; max-width: 100%; height: auto }
 .verdict { border-left: 4px solid var(--accent); background: var(--tint); padding: 0.6rem 0.9rem; margin: 0.7rem 0 }
 .verdict p { margin: 0.25rem 0 }
 nav { margin: 1.5rem 0; font-size: 0.95rem } nav ul { list-style: none; padding: 0; margin: 0.2rem 0; max-width: none }
@@ -460,6 +476,7 @@ details.section > summary { font-size: 1rem } details.section > summary > * { di
 details.section > summary > h2 { border: 0; padding: 0 }
 details .box { max-height: 26rem; overflow-y: auto; margin-top: 0.3rem }
 @media (max-width: 56rem) {
+  .index > li { display: block } .index figure { width: auto; max-width: 30rem; margin-top: 1rem }
   .answer { font-size: 1.2rem }
   th, td { padding: 0.25rem 0.4rem } tbody th.t { min-width: 8rem; max-width: 11rem }
   td.t { max-width: 15rem } table { width: max-content } thead th.n { max-width: 6.5rem }
