@@ -517,14 +517,17 @@ class Watchdog:
                 self._leader = self._rank  # it can only judge itself
             else:
                 reachable = (rank for rank in range(self._ranks) if peers.here[rank] and rank not in lost)
-                self._heard = {rank: Heard(self._make_empty_report(peers, rank), now) for rank in reachable}
+                for rank in reachable:
+                    host, process = peers.processes[rank]
+                    self._heard[rank] = Heard(Report(rank=rank, host=host, process=process), now)
         self._bell, self._ear = socket.socketpair()
         self._thread.start()
         return self
 
-    def _make_empty_report(self, peers: Peers, rank: int) -> Report:
-        host, process = peers.processes[rank]
-        return Report(rank=rank, host=host, process=process)
+    @property
+    def _socket(self) -> socket.socket | None:
+        """The socket of this rank; None if it has none, or if there are no other ranks."""
+        return None if self._peers is None else self._peers.socket
 
     def __exit__(self, *_: object) -> None:
         self._bell.close()
@@ -532,10 +535,10 @@ class Watchdog:
         if self.alive:  # it cannot print: its stderr is full
             return
         self._ear.close()
-        if self._peers is not None and self._peers.socket is not None:
-            for rank in range(self._ranks) if self._leader == self._rank else (self._leader,):
-                self._send(self._peers.socket, rank, {"bye": self._rank})
-            self._peers.socket.close()
+        for rank in range(self._ranks) if self._leader == self._rank else (self._leader,):
+            self._send(rank, {"bye": self._rank})
+        if self._socket is not None:
+            self._socket.close()
 
     def follow(self, me: Worker, strategy: Any, folder: Path | None = None) -> None:
         """Observe the training of `me`, and set its `stop_asked` when another rank is asked to stop.
@@ -559,13 +562,13 @@ class Watchdog:
             log.warning("rank %d: the watchdog ends: %s: %s", self._rank, type(error).__name__, error)
 
     def _watch(self) -> None:
-        inbox, patience = None if self._peers is None else self._peers.socket, self._patience
+        patience = self._patience
         begun = due = reported = looked = self._clock()
-        report = self._observer.look(looked, patience or 0.0)
+        self._report = self._observer.look(looked, patience or 0.0)
         with selectors.DefaultSelector() as selector:
             selector.register(self._ear, selectors.EVENT_READ)
-            if inbox is not None:
-                selector.register(inbox, selectors.EVENT_READ)
+            if self._socket is not None:
+                selector.register(self._socket, selectors.EVENT_READ)
             while True:
                 ready = selector.select(max(0.0, due - self._clock()))
                 if any(key.fileobj is self._ear for key, _ in ready):  # closed: training is over
@@ -573,22 +576,21 @@ class Watchdog:
                 now = self._clock()
                 if now - looked > EVERY + max(2 * EVERY, (patience or 0.0) / 2):
                     self._forgive(now)
-                if inbox is not None:
-                    self._receive(inbox, report, now)
+                self._receive(now)
                 if now < due:
                     continue
                 looked, due = now, now + min(EVERY, self._every)
-                report = self._observer.look(now, patience or 0.0)
-                self._heard[self._rank] = Heard(report, now)
+                self._report = self._observer.look(now, patience or 0.0)
+                self._heard[self._rank] = Heard(self._report, now)
                 if self._rank == 0 and not self._checked and now - begun > REACH:
                     self._say_unreached()
                 asked = self._relay(0)
-                if inbox is not None and (asked or now - reported >= self._every - EVERY / 2):
+                if self._socket is not None and (asked or now - reported >= self._every - EVERY / 2):
                     reported = now
                     self._choose_leader(now)
-                    self._send_report(inbox, report)
+                    self._send_report()
                     if asked:
-                        self._spread(inbox, report)
+                        self._spread()
                 if patience is not None and self._leader == self._rank and now - self._led >= 4 * self._every:
                     self._judge(now, patience)
 
@@ -616,28 +618,33 @@ class Watchdog:
 
     # ---- messages
 
-    def _send(self, outbox: socket.socket, rank: int, message: dict[str, Any]) -> None:
-        assert self._peers is not None
+    def _send(self, rank: int, message: dict[str, Any]) -> None:
+        if self._peers is None or self._peers.socket is None:
+            return
         data = json.dumps({**message, "stop": self._stop, "leader": self._leader}).encode()
         data = hmac.digest(self._peers.key, data, "sha256") + data
         known = self._reached.get(rank)
         for address in [known] if known is not None else self._peers.addresses[rank]:
             with suppress(OSError):
-                outbox.sendto(data, address)
+                self._peers.socket.sendto(data, address)
 
-    def _send_report(self, outbox: socket.socket, report: Report) -> None:
-        """Send a report to the leader; as the leader, to the lower ranks that have not answered."""
+    def _send_report(self) -> None:
+        """Send this rank's report to the leader; as the leader, to the lower ranks that have not answered."""
         to = range(self._rank) if self._leader == self._rank else (self._leader,)
         for rank in to:
             if rank not in self._gone:
-                self._send(outbox, rank, {"report": asdict(report), "notes": self._notes})
+                self._send(rank, {"report": asdict(self._report), "notes": self._notes})
 
-    def _receive(self, inbox: socket.socket, report: Report, now: float) -> None:
+    def _answer(self, rank: int) -> None:
+        self._send(rank, {"report": asdict(self._report), "answer": True})
+
+    def _receive(self, now: float) -> None:
         """Handle all messages that have arrived."""
-        assert self._peers is not None
+        if self._peers is None or self._peers.socket is None:
+            return
         while True:
             try:
-                data, address = inbox.recvfrom(65536)
+                data, address = self._peers.socket.recvfrom(65536)
             except OSError:
                 return
             if not hmac.compare_digest(data[:32], hmac.digest(self._peers.key, data[32:], "sha256")):
@@ -647,7 +654,7 @@ class Watchdog:
                 self._end(None)
             if "save" in message:
                 saved = self._save_own(message["save"])
-                self._send(inbox, message["leader"], {"saved": [self._rank, saved]})
+                self._send(message["leader"], {"saved": [self._rank, saved]})
                 continue
             if "saved" in message:
                 rank, self._saved[rank] = message["saved"]
@@ -661,20 +668,20 @@ class Watchdog:
             asked = self._relay(message["stop"])
             if not message.get("answer"):
                 self._note(message["notes"])
-                self._send(inbox, theirs.rank, {"report": asdict(report), "answer": True})
+                self._answer(theirs.rank)
             elif theirs.rank <= self._leader:
                 self._turn_to(theirs.rank, now)
                 self._answered, self._trusted = now, True
                 if message["leader"] < self._leader:  # it has an older leader again
                     self._turn_to(message["leader"], now)
             if asked:
-                self._spread(inbox, report)
+                self._spread()
 
-    def _spread(self, outbox: socket.socket, report: Report) -> None:
+    def _spread(self) -> None:
         """As the leader, tell all ranks at once that the run is asked to stop."""
         for rank in range(self._ranks) if self._leader == self._rank else ():
             if rank != self._rank:
-                self._send(outbox, rank, {"report": asdict(report), "answer": True})
+                self._answer(rank)
 
     def _choose_leader(self, now: float) -> None:
         """Turn to the next rank if the leader does not answer; the last resort is this rank itself."""
@@ -768,9 +775,8 @@ class Watchdog:
             saved = self._safety.on_stall == "checkpoint-abort" and self._save(stall)
             words = f"the run ends with status {STALLED} (--on-stall {self._safety.on_stall})"
             log.warning("%s; %s", words, self._close_record(stall, saved))
-            if self._peers is not None and self._peers.socket is not None:
-                for rank in self._heard.keys() - stall.silent.keys() - {self._rank}:
-                    self._send(self._peers.socket, rank, {"end": True})
+            for rank in self._heard.keys() - stall.silent.keys() - {self._rank}:
+                self._send(rank, {"end": True})
         launch.end_ranks(self._comm, STALLED)
 
     def _save(self, stall: Stall) -> bool:
@@ -783,15 +789,13 @@ class Watchdog:
         if stall.silent and not alone and not all(report.replaces for report in reports):
             return False
         others = {report.rank for report in reports if not (alone and report.waiting)} - {self._rank}
-        inbox = None if self._peers is None else self._peers.socket
         for rank in others:
-            if inbox is not None:
-                self._send(inbox, rank, {"save": []})
+            self._send(rank, {"save": []})
         saved = self._save_own(sorted(stall.silent))
         until = self._clock() + SAVING
-        while inbox is not None and others - self._saved.keys() and self._clock() < until:
+        while self._socket is not None and others - self._saved.keys() and self._clock() < until:
             time.sleep(0.05)
-            self._receive(inbox, reports[0], self._clock())
+            self._receive(self._clock())
         return saved and all(self._saved.get(rank) for rank in others)
 
     def _save_own(self, absent: list[int]) -> bool:
