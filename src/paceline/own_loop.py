@@ -341,10 +341,6 @@ class OwnModel(TorchModel):
                     torch.mul(_as_real(grad), weight, out=one.g)
         self._pull_state()
 
-    def forget_missing(self) -> None:
-        """Take a gradient of 0 for one that others have computed."""
-        self.missing = []
-
     def find_missing(self) -> frozenset[int]:
         """Return the numbers of the parameters that have no gradient now."""
         return frozenset(number for number, one in enumerate(self._trained) if one.p.grad is None)
@@ -494,8 +490,8 @@ class OwnUpdate:
         if scale != 1:
             np.multiply(plain, scale, plain)
         step = partial(self._step, factor) if own else partial(self._elsewhere.apply, x, plain, factor, state)
-        if not loop.waits:
-            model.forget_missing()
+        if not loop.waits:  # others have computed the gradient, and none of it is missing
+            model.missing = []
         model.spread(plain)
         loop.let_step(step)
 
@@ -1160,6 +1156,16 @@ class Session:
     def _is_simulated(self) -> bool:
         return getattr(self.comm, "kernel", None) is not None
 
+    @property
+    def _steps_elsewhere(self) -> bool:
+        """True if other ranks, the masters, take the steps. A strategy that is a function does not say so."""
+        return getattr(self.strategy, "remote_update", False)
+
+    @property
+    def _deals_batches(self) -> bool:
+        """True if a rank gets whole batches; False if all ranks divide each."""
+        return getattr(self.strategy, "whole_batches", False)
+
     def validate(self, *evaluations: Callable[[], Mapping[str, float]], **metrics: Any) -> None:
         """Record metrics of this epoch: numbers, or functions that return one.
 
@@ -1184,7 +1190,7 @@ class Session:
         """
         if self._turn is None or self._turn.kind != "batch" or not self._handed:
             return
-        if getattr(self.strategy, "remote_update", False):
+        if self._steps_elsewhere:
             return  # the gradient is sent when the program is done with it
         self._finish_gradient(looks=True)
         if not self.waits:
@@ -1194,7 +1200,7 @@ class Session:
 
     def rate_factor(self) -> float:
         """Return the factor by which learning rates have changed since attach; it must be the same for all groups."""
-        if not getattr(self.strategy, "remote_update", False):
+        if not self._steps_elsewhere:
             return 1.0
         groups = self._optimizer.param_groups
         factors = [
@@ -1236,7 +1242,7 @@ class Session:
     def batches_per_epoch(self, samples: int, batch: int) -> int:
         """Return the number of batches of this rank in an epoch."""
         steps = -(-samples // batch)
-        if not getattr(self.strategy, "whole_batches", False):
+        if not self._deals_batches:
             return steps
         workers = self.strategy.workers(self.size) if isinstance(self.strategy, Strategy) else self.size
         return -(-steps // workers)
@@ -1271,8 +1277,7 @@ class Session:
         model, update, split = self._model, self._update, samples.split
         samples.accumulate = accumulate
         if accumulate > 1:
-            divide = not getattr(self.strategy, "whole_batches", False)
-            split = group(samples, accumulate, self.size if divide else 1, self._seed)
+            split = group(samples, accumulate, 1 if self._deals_batches else self.size, self._seed)
         empty = Numbers(0)
         data = Dataset(
             name=_describe_data(samples), shape=(), classes=0, train=split, validation=empty, test=empty
@@ -1332,7 +1337,7 @@ class Session:
             or not self._handed
             or self._more_to_come
             or self._in_pass
-            or getattr(self.strategy, "remote_update", False)  # the program may clip what is sent
+            or self._steps_elsewhere  # the program may clip what is sent
         ):
             run()
             return
@@ -1373,7 +1378,7 @@ class Session:
         batch = self._turn.batch
         assert batch is not None
         # Pieces of a batch are divided by its samples here, where that costs nothing, and not when they have been summed.
-        self.divided = 1 if getattr(self.strategy, "whole_batches", False) else max(batch.total, 1)
+        self.divided = 1 if self._deals_batches else max(batch.total, 1)
         return batch.count / self.divided if self.reduction == "mean" or not batch.count else 1.0
 
     def _finish_gradient(self, *, looks: bool) -> None:
@@ -1383,7 +1388,7 @@ class Session:
         assert self._turn.batch is not None
         assert self._model is not None
         batch = self._turn.batch
-        if getattr(self.strategy, "remote_update", False) and self._frozen != self._model.frozen:
+        if self._steps_elsewhere and self._frozen != self._model.frozen:
             raise UsageError(
                 f"with {strategy_name(self.strategy)}, parts of the model cannot be frozen or unfrozen after attach: the "
                 "masters would not know"

@@ -77,13 +77,13 @@ def add_settings(parser: argparse.ArgumentParser, *, but: Collection[str] = ()) 
     return groups
 
 
-def add_safety(group: Any, *, but: Collection[str] = ()) -> None:
-    """Add the settings that protect a run, except for `but`."""
-    _add_fields(Safety, {setting.name: group for setting in fields(Safety)}, but)
+def add_safety(group: Any) -> None:
+    """Add the settings that protect a run."""
+    _add_fields(Safety, {setting.name: group for setting in fields(Safety)})
 
 
-def _add_fields(of: type[Any], group_of: dict[str, Any], but: Collection[str]) -> None:
-    """Add one argument for each field of a dataclass of settings."""
+def _add_fields(of: type[Any], group_of: dict[str, Any], but: Collection[str] = ()) -> None:
+    """Add one argument, except for `but`, for each field of a dataclass of settings."""
     kinds = typing.get_type_hints(of)
     for setting in fields(of):
         if setting.name in but:
