@@ -14,7 +14,7 @@ from paceline.compare.noise import Timing, differ
 from paceline.config import Config, Program
 from paceline.errors import UsageError
 from paceline.tune.answer import conclude, list_left_out, results
-from paceline.tune.search import LONGER, STOP, Failed, Observed, Point, Search
+from paceline.tune.search import LONGER, Failed, Observed, Point, Search
 from paceline.tune.space import Candidate, Space
 
 START = 1.0  # seconds of a run besides training
@@ -465,7 +465,17 @@ def test_no_run_is_started_that_would_be_ended_at_once() -> None:
     machine.run = note  # type: ignore[method-assign]
     search_on(machine, ALONE, THREADS, SYNC, SERVER, budget=14.0).run()
     assert limits
-    assert min(limits) > STOP + START * (len(limits) > 1)
+    assert min(limits) > START * (len(limits) > 1)
+
+
+def test_a_budget_of_a_few_seconds_is_used_for_runs() -> None:
+    machine = four()
+    machine.seconds |= {ALONE: 0.01}
+    search = search_on(machine, ALONE, budget=3.0)
+    search.run()
+    assert len(machine.ran) == 2
+    assert conclude(search).chosen == ALONE
+    assert machine.now <= 3.0
 
 
 def test_noise_is_measured_and_a_verdict_is_given_only_where_the_intervals_part() -> None:

@@ -21,7 +21,7 @@ from paceline.study.cells import Cell, read_request
 from paceline.study.folder import STUDY, Folder, ends_with_checkpoint
 from paceline.study.run import NO_RECORD, Ended, State, Trains, run_missing
 from paceline.text import count, join
-from paceline.tune.search import HANGS, STOP, UNSEEN, Failed, Observed, Point
+from paceline.tune.search import HANGS, SHORTEST, UNSEEN, Failed, Observed, Point
 from paceline.tune.space import Candidate, Space
 
 # A run of a program is stuck if it has made no progress for so many times as long as other runs took at most, and so many
@@ -208,7 +208,7 @@ class Runs:
 
     def _run(self, cell: Cell, limit: float) -> tuple[Run | Failed, float | None]:
         """Run a cell; return its record, or why there is none, and the seconds that it took if it began at the start."""
-        allowed, progress = max(0.1, limit - STOP), self.progress
+        allowed, progress = max(SHORTEST, limit), self.progress
         start = replace(self.start, timeout=allowed)
         if progress is not None:
             start = replace(start, stuck=progress.stuck)

@@ -37,7 +37,11 @@ from paceline.text import count
 from paceline.text import seconds as spell_seconds
 from paceline.tune.space import ALONE, Candidate, Space
 
-STOP = 2.0  # seconds of a run's time limit that are kept for ending it
+STOP, STOP_SHARE = (
+    2.0,
+    1 / 20,
+)  # seconds that are kept for ending the last run, and the part of the budget at most
+SHORTEST = 0.1  # seconds for which a run is worth starting
 START = 2.0  # seconds of a run before and after training, until they have been measured
 KEEP, LONGER = 3, 3  # one in KEEP goes to the next rung, which is LONGER times as long
 FIRST_RUNG = (
@@ -217,6 +221,7 @@ class Search:
         self._overheads: list[float] = []
         self._per_epoch: dict[tuple[object, ...], float] = {}
         """Seconds on the clock for an epoch, where they differ from those of training: in the simulator."""
+        self._stop = min(STOP, STOP_SHARE * self.budget)
         self._phase = self._began
         """When the latest round of exploring and repeating began."""
         self._search_share = SEARCH_SHARE
@@ -366,7 +371,7 @@ class Search:
         if draws >= self._steps(candidate) or self._count_seconds_left() < self._expected_start():
             return  # a whole epoch is as short
         began = self.clock()
-        found = self.bench.probe(candidate, draws=draws, limit=self._count_seconds_left())
+        found = self.bench.probe(candidate, draws=draws, limit=self._count_seconds_left() - self._stop)
         self._note_spent(candidate, self.clock() - began)
         if found is None:
             return
@@ -921,7 +926,8 @@ class Search:
 
     def _can_start(self) -> bool:
         """Return True if what is left of the budget may be enough for a run."""
-        return self._count_seconds_left() > STOP + min(self._overheads, default=0.0)
+        unknown = START if self._runs else 0.0  # the first run is started with the shortest budget, too
+        return self._count_seconds_left() > self._stop + max(SHORTEST, min(self._overheads, default=unknown))
 
     def _count_seconds_left(self) -> float:
         return self._began + self.budget - self.clock()
@@ -988,7 +994,7 @@ class Search:
         """Run a candidate, or find its record; return False if it failed or was ended."""
         trial, number = self.trials[candidate], self.seed(seed)
         found = self.bench.find(candidate, epochs=epochs, seed=number)
-        left, patience = self._count_seconds_left(), self._patience(candidate, epochs)
+        left, patience = self._count_seconds_left() - self._stop, self._patience(candidate, epochs)
         if found is None:
             if not self._can_start():
                 return False
