@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import gc
+import hmac
+import json
+import socket
 import threading
 import time
 import traceback
-from dataclasses import replace
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +19,17 @@ from paceline import fit
 from paceline.comm.clocks import Stopwatch
 from paceline.config import Safety
 from paceline.errors import UsageError
-from paceline.training.watchdog import Heard, Observer, Report, Stall, describe, judge, watch_ranks
+from paceline.training.watchdog import (
+    Heard,
+    Observer,
+    Peers,
+    Report,
+    Stall,
+    Watchdog,
+    describe,
+    judge,
+    watch_ranks,
+)
 
 NOTHING = Stall({}, {}, 0.0)
 WAITING = Report(rank=0, phase="exchange", waiting=True, idle=100.0, still=100.0, unbeaten=100.0, longest=2.0)
@@ -226,3 +239,28 @@ def test_no_garbage_is_collected_while_frames_of_a_thread_are_read() -> None:
     assert any("look" in names for names in places)
     assert not [names for names in places if "_look" in names]
     assert gc.isenabled()
+
+
+def test_a_leader_that_saves_a_checkpoint_answers_with_its_own_report() -> None:
+    comm = SimpleNamespace(Get_rank=lambda: 1, Get_size=lambda: 3)
+    watchdog, key = Watchdog(comm, Safety()), b"key"
+    with (
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as mine,
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other,
+    ):
+        for one in (mine, other):
+            one.bind(("127.0.0.1", 0))
+            one.settimeout(5.0)
+        mine.setblocking(False)
+        addresses = [[], [mine.getsockname()], [other.getsockname()]]
+        watchdog._peers = Peers(mine, addresses, [True] * 3, [("", 0)] * 3, key)
+        watchdog._heard = heard(*[replace(TRAINING, standing=3)] * 3)
+        watchdog._leader, watchdog._report = 1, replace(TRAINING, rank=1)
+        watchdog._saved = {0: True}
+        report = {"report": asdict(replace(TRAINING, rank=2)), "notes": {}}
+        for message in (report, {"saved": [2, True]}):
+            data = json.dumps({**message, "stop": 0, "leader": 1}).encode()
+            other.sendto(hmac.digest(key, data, "sha256") + data, mine.getsockname())
+        watchdog._save(NOTHING)
+        replies = [json.loads(other.recv(65536)[32:]) for _ in range(2)]
+    assert [one["report"]["rank"] for one in replies if "report" in one] == [1]
