@@ -32,6 +32,7 @@ from paceline.vmpi.groups import CommState
 from paceline.vmpi.handles import raise_unsupported
 from paceline.vmpi.kernel import Kernel
 from paceline.vmpi.network import Network, Wires, parse_network
+from paceline.vmpi.process import Separation, separate_ranks
 from paceline.vmpi.rounds import can_evaluate
 
 log = logging.getLogger(__name__)
@@ -204,20 +205,29 @@ class Script:
         self.name = "__main__" if function is None else file.stem
         self._code = compile_script(file)
         self._modules = NearbyModules(file.absolute().parent)
+        self._separation: Separation | None = None
 
     def __call__(self, comm: Any) -> Any:
         """Run the program on one rank."""
-        own = vars(builtins) | {"__import__": self._modules.import_module}
+        own = vars(builtins) | {"__import__": self._import}
         names: dict[str, Any] = {"__name__": self.name, "__file__": str(self.file), "__builtins__": own}
         running: Any = getcurrent()
-        running.paceline_modules = {self.name: names}
-        try:
-            exec(self._code, names)
-            return None if self.function is None else self._find_function(names)(comm, *self.arguments)
-        except SystemExit as end:
-            if end.code not in (None, 0) or isinstance(end, Aborted):
-                raise
-            return None
+        running.paceline_modules = {self.name: names, "builtins": own}
+        with contextlib.nullcontext() if self._separation is None else self._separation.begin(comm.me):
+            try:
+                exec(self._code, names)
+                return None if self.function is None else self._find_function(names)(comm, *self.arguments)
+            except SystemExit as end:
+                if end.code not in (None, 0) or isinstance(end, Aborted):
+                    raise
+                return None
+
+    def _import(self, *arguments: Any, **options: Any) -> Any:
+        """Do what Python's `__import__` does, for the running rank."""
+        found = self._modules.import_module(*arguments, **options)
+        if self._separation is not None:
+            self._separation.notice_torch()
+        return found
 
     def _find_function(self, names: dict[str, Any]) -> Callable[..., Any]:
         assert self.function is not None
@@ -228,14 +238,19 @@ class Script:
 
     @contextlib.contextmanager
     def imitate_python(self) -> Iterator[None]:
-        """Set `sys.argv`, `sys.path` and `sys.modules` as for a program started by Python itself."""
+        """Set `sys.argv`, `sys.path` and `sys.modules` as for a program started by Python itself, once for every rank.
+
+        Each rank also has its own standard streams, environment, random numbers and more: see `paceline.vmpi.process`.
+        """
         argv, path, before = sys.argv, sys.path[:], sys.modules.copy()
         sys.argv = [str(self.file), *self.arguments]
         sys.path.insert(0, str(self.file.absolute().parent))
         sys.modules[self.name] = _RankModule(self.name)
         try:
-            yield
+            with separate_ranks() as self._separation:
+                yield
         finally:
+            self._separation = None
             sys.argv, sys.path[:] = argv, path
             for name in [name for name, module in sys.modules.items() if isinstance(module, _RankModule)]:
                 if name in before:
@@ -247,7 +262,8 @@ class Script:
 class NearbyModules:
     """The modules in the folder of a script, of which every rank has its own, as every process of MPI has.
 
-    A rank's `import` statement calls `import_module`. All other modules are shared by the ranks.
+    A rank's `import` statement calls `import_module`. The ranks share all other modules except `builtins`, so that a
+    rank may replace `print` in its own code.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -259,6 +275,8 @@ class NearbyModules:
         fromlist: Sequence[str] = (), level: int = 0,
     ) -> Any:  # fmt: skip
         """Do what Python's `__import__` does, with the running rank's own modules."""
+        if name == "builtins" and not level:
+            return _rank_builtins
         if not level and self._codes.get(name, self) is None:  # known not to be in the folder
             return builtins.__import__(name, globals, locals, fromlist)
         package = (globals or {}).get("__package__") or ""
@@ -303,7 +321,7 @@ class NearbyModules:
         is_package = file.name == "__init__.py"
         modules[name] = names = {
             "__name__": name, "__file__": str(file), "__package__": name if is_package else parent,
-            "__builtins__": vars(builtins) | {"__import__": self.import_module},
+            "__builtins__": modules["builtins"],
         }  # fmt: skip
         if is_package:
             names["__path__"] = [str(file.parent)]
@@ -349,6 +367,9 @@ class _RankModule(ModuleType):
             super().__delattr__(name)
         else:
             del names[name]
+
+
+_rank_builtins = _RankModule("builtins")
 
 
 def compile_script(file: Path) -> CodeType:
