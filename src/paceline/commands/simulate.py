@@ -492,8 +492,9 @@ examples:
   paceline simulate run ring.py --function ring -n 1024           # call ring(comm) instead of running the whole file
   paceline simulate run program.py -n 4 -- --epochs 3             # after -- come the program's own arguments
 
-Every rank executes the file as __main__ with its own global names; imported modules are shared by all ranks. The program's
-own computing takes no virtual time, except for what it declares with MPI.COMM_WORLD.Compute(seconds).
+Every rank executes the file as __main__, with its own copy of the modules beside it, its own random numbers, environment,
+working directory, output and logging. All other imported modules are shared by the ranks. The program's own computing takes
+no virtual time, except for what it declares with MPI.COMM_WORLD.Compute(seconds).
 """
 
 
