@@ -1,9 +1,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
+from paceline import vmpi
+from paceline.collectives import find_allreduce
+from paceline.vmpi.communicator import Comm
 from tests.ranks import on_ranks
 
 
@@ -63,3 +68,30 @@ def test_nothing_is_left_behind_by_a_job_that_frees_nothing() -> None:
 def test_a_failing_rank_ends_the_job_though_windows_are_open() -> None:
     with pytest.raises(AssertionError, match="rank 1 has had enough"):
         on_ranks("tests.collectives.cases:dies", 3, alone=True)
+
+
+@pytest.mark.parametrize("name", ["ring", "recursive-doubling", "rabenseifner"])
+def test_ranks_send_before_they_ask_for_their_partners_message(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: dict[int, list[str]] = {rank: [] for rank in range(4)}
+
+    def note(method: str) -> None:
+        original = getattr(Comm, method)
+
+        def call(comm: Any, *arguments: Any, **options: Any) -> Any:
+            calls[comm.Get_rank()].append(method)
+            return original(comm, *arguments, **options)
+
+        monkeypatch.setattr(Comm, method, call)
+
+    def add(comm: Any) -> None:
+        x = np.ones(64, np.float32)
+        find_allreduce(name)(x, np.empty_like(x), comm)
+
+    note("Isend")
+    note("Irecv")
+    vmpi.run(add, ranks=4)
+    for made in calls.values():
+        assert made
+        assert made == ["Isend", "Irecv"] * (len(made) // 2)

@@ -7,7 +7,10 @@ least two ranks; `op(a, b, out)` works in place.
 An algorithm may also describe its messages, of all ranks at once, round by round (`Whole`):
 
     in each round a rank receives at most one message and sends at most one
-    Irecv; Isend; wait for what it receives; (combine); wait for what it sends; (combine)
+    Isend; Irecv; wait for what it receives; (combine); wait for what it sends; (combine)
+
+A rank sends before it asks for its partner's message. Over TCP, a rank that asks first is sent all of a long message, and
+its partner's own request waits behind that in their connection: the round takes up to twice as long.
 
 The simulator evaluates such rounds for all ranks with a few operations on arrays, instead of message by message. An
 algorithm's file that has `rounds` and `total` beside its `allreduce` describes the same messages and additions twice, and
@@ -275,8 +278,6 @@ class Round(NamedTuple):
     """Kinds of work on the elements that came, and the messages whose receivers do it."""
     works_first: bool = False
     """True if that is done before waiting for the message that was sent."""
-    sends_first: bool = False
-    """True if ranks send before they ask for the message that they receive."""
 
 
 class Whole(NamedTuple):

@@ -339,8 +339,8 @@ class TopK(Compression):
                 memory[largest] = 0
             for k in range(p - 1):  # around a ring
                 mine, other = (r - k) % p, (r - k - 1) % p
-                receiving = lane.Irecv(messages[other], (r - 1) % p)
                 sending = lane.Isend(messages[mine], (r + 1) % p)
+                receiving = lane.Irecv(messages[other], (r - 1) % p)
                 receiving.Wait()
                 sending.Wait()
             lane.charge("combine", p * nbytes)

@@ -4,9 +4,6 @@
     for d = 1, 2 … p/2: send all my finished blocks to rank r xor d, receive as many
     (p not a power of two: as in recursive doubling)
 
-A rank sends before it asks for its partner's message. Over TCP, a rank that asks first is sent all of a long message, and
-its partner's own request waits behind that in their connection: the round takes twice as long.
-
 2 log2 p messages and 2(p-1)/p n elements a rank; with p = 2^k + e the odd ones of the first 2e
 ranks send n more in one more message, the even ones n in one message.
 
@@ -40,10 +37,10 @@ def rounds(p: int, n: int, in_place: bool) -> Iterator[Round]:
         low = low + (v & width)
         come = ends[low + width] - ends[low]
         partners = members[v ^ width]
-        yield Round(partners, members, come, [("combine", slice(None))], works_first=True, sends_first=True)
+        yield Round(partners, members, come, [("combine", slice(None))], works_first=True)
     while width < ranks.size:
         theirs = low ^ width
-        yield Round(members[v ^ width], members, ends[theirs + width] - ends[theirs], sends_first=True)
+        yield Round(members[v ^ width], members, ends[theirs + width] - ends[theirs])
         low, width = low & ~width, 2 * width
     if extra:
         yield Round(odd, even, n)

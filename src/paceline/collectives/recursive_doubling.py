@@ -113,7 +113,7 @@ def allreduce(send: Array, recv: Array, comm: Channel, op: Operation) -> None:
     distance = 1
     while me.number is not None and distance < me.size:
         partner = me.rank_of(me.number ^ distance)
-        receiving, sending = comm.Irecv(inbox, partner), comm.Isend(x, partner)
+        sending, receiving = comm.Isend(x, partner), comm.Irecv(inbox, partner)
         receiving.Wait()
         sending.Wait()
         lower, upper = (inbox, x) if partner < comm.rank else (x, inbox)

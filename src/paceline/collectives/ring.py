@@ -56,16 +56,16 @@ def allreduce(send: Array, recv: Array, comm: Channel, op: Operation) -> None:
     for k in range(p - 1):  # reduce-scatter
         mine, other = (r - k) % p, (r - k - 1) % p
         partial = inbox[: x[other].size]
-        receiving = comm.Irecv(partial, left)
         sending = comm.Isend(s[mine] if k else x[mine], right)
+        receiving = comm.Irecv(partial, left)
         receiving.Wait()
         op(partial, x[other], s[other])  # s_b <- s_b + x_b,  b = r-k-1
         sending.Wait()
 
     for k in range(p - 1):  # allgather: block r+1 is complete here
         mine, other = (r + 1 - k) % p, (r - k) % p
-        receiving = comm.Irecv(s[other], left)
         sending = comm.Isend(s[mine], right)
+        receiving = comm.Irecv(s[other], left)
         receiving.Wait()
         sending.Wait()
 

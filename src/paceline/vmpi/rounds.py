@@ -31,8 +31,6 @@ Times = NDArray[np.float64]
 Ranks = NDArray[np.intp]
 # Rounds whose arrivals and gaps are remembered: those of earlier ones are over when the first rank leaves.
 REMEMBERED = 64
-# Attempts to find which messages arrive before their receives are posted.
-ATTEMPTS = 50
 
 
 class Unclear(Exception):  # noqa: N818 (handled where it is raised)
@@ -319,8 +317,6 @@ class _Clocks:
         eager = not kernel.rendezvous and longest <= limit
         if not eager and not kernel.rendezvous and shortest <= limit:
             raise Unclear
-        if not found.sends_first:
-            self._t[receivers] += wires.post
         step = self._pass_inside if self._inside else self._pass_eager if eager else self._pass_announced
         released = step(found, senders, receivers, nbytes, eager)
         if found.works_first:
@@ -336,30 +332,18 @@ class _Clocks:
     ) -> Times | None:
         """Send messages inside the node."""
         own, flight, taking = self._costs_inside(nbytes, eager)
-        begin = self._t
-        early = np.zeros(len(receivers), bool)
-        for _ in range(ATTEMPTS):
-            t = begin.copy()
-            if not found.sends_first:
-                _add_where(t, receivers, early, taking)
-            free = t[senders] + own
-            arrives = self._order(senders, receivers, flight + free)
-            before, early = early, self._is_early(found, receivers, arrives)
-            if (before == early).all():
-                break
-        else:
-            raise Unclear
+        t = self._t
+        free = t[senders] + own
+        arrives = self._order(senders, receivers, flight + free)
+        early = self._is_early(found, receivers, arrives)
         self._remember(senders, receivers, arrives)
-        matched = begin[receivers]
         t[senders] = free
-        if found.sends_first:
-            t[receivers] += self._wires.post
-            matched = t[receivers]
-            _add_where(t, receivers, early, taking)
+        t[receivers] += self._wires.post
+        matched = t[receivers]
+        _add_where(t, receivers, early, taking)
         waited = np.maximum(t[receivers], arrives)
         t[receivers] = np.where(early, t[receivers], waited + taking)
         self._drained[receivers] = np.where(early, self._drained[receivers], arrives)
-        self._t = t
         if eager:
             return None
         released: Times = np.where(early, matched, waited) + taking + flight
@@ -373,25 +357,16 @@ class _Clocks:
         copying, first, passing = self._parts(nbytes)
         taking = wires.overhead + copying
         more = np.maximum(passing - copying, 0.0)
-        begin, out, into = self._t, self._out.free, self._in.free
-        early = np.zeros(len(receivers), bool)
-        for _ in range(ATTEMPTS):
-            t = begin.copy()
-            if not found.sends_first:
-                _add_where(t, receivers, early, taking)
-            now = t[senders]
-            ready = now + wires.overhead + first
-            leaves = np.maximum(out[senders], ready)
-            there = np.maximum(into[receivers], leaves + wires.latency)
-            ahead = np.flatnonzero(now < self._reserved[receivers])  # of messages of earlier rounds
-            if len(ahead):
-                there[ahead] = leaves[ahead] + wires.latency
-            arrives = self._order(senders, receivers, there + first + more)
-            before, early = early, self._is_early(found, receivers, arrives)
-            if (before == early).all():
-                break
-        else:
-            raise Unclear
+        t, out, into = self._t, self._out.free, self._in.free
+        now = t[senders]
+        ready = now + wires.overhead + first
+        leaves = np.maximum(out[senders], ready)
+        there = np.maximum(into[receivers], leaves + wires.latency)
+        ahead = np.flatnonzero(now < self._reserved[receivers])  # of messages of earlier rounds
+        if len(ahead):
+            there[ahead] = leaves[ahead] + wires.latency
+        arrives = self._order(senders, receivers, there + first + more)
+        early = self._is_early(found, receivers, arrives)
         leaves = self._out.reserve(senders, ready, passing, now, False)
         if len(ahead) and (leaves > ready)[ahead].any():
             raise Unclear
@@ -403,30 +378,26 @@ class _Clocks:
         self._reserve_in(found, receivers[others], at, each[others], now[others], late)
         self._remember(senders, receivers, arrives)
         t[senders] = now + wires.overhead + copying
-        if found.sends_first:
-            t[receivers] += wires.post
-            _add_where(t, receivers, early, taking)
+        t[receivers] += wires.post
+        _add_where(t, receivers, early, taking)
         t[receivers] = np.where(early, t[receivers], np.maximum(t[receivers], arrives) + taking)
         self._drained[receivers] = np.where(early, self._drained[receivers], arrives)
-        self._t = t
         return None
 
     def _pass_announced(
         self, found: Any, senders: Ranks, receivers: Ranks, nbytes: Any, eager: bool
     ) -> Times:
         """Announce messages to other nodes; the receivers fetch them."""
-        wires, posted = self._wires, self._t[receivers]
+        wires = self._wires
         copying, first, passing = self._parts(nbytes)
         free = self._t[senders] + wires.overhead
         arrives = self._order(senders, receivers, free + wires.latency)
         early = self._is_early(found, receivers, arrives)
         self._remember(senders, receivers, arrives)
         self._t[senders] = free
-        if found.sends_first:
-            self._t[receivers] += wires.post
-            posted = self._t[receivers]
+        self._t[receivers] += wires.post
         sent = self._t[receivers]
-        now = np.where(early, posted, np.maximum(sent, arrives))
+        now = np.where(early, sent, np.maximum(sent, arrives))
         asked = now + wires.overhead + wires.latency
         late = self._are_behind(senders, receivers, free + wires.latency, asked)
         if late is None:
