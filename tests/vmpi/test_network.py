@@ -607,6 +607,19 @@ def test_connections_share_a_card_in_equal_parts(to_one: bool) -> None:
     assert _arrivals(some, *pairs[:3], nbytes=96) == [pytest.approx(1 + 8 + 96 / (16 / 3))] * 3
 
 
+def test_connections_that_could_fill_a_card_share_it() -> None:
+    # Alone, 160 bytes pass a card of 16 bytes a second in 10; two connections need 20 for both.
+    alone = _network(eager_limit=1000, stream=16.0).wires(3)
+    assert _arrivals(alone, (0, 1), nbytes=160) == [1 + 8 + 10]
+    assert (
+        _arrivals(_network(eager_limit=1000, stream=16.0).wires(3), (0, 1), (0, 2), nbytes=160)
+        == [1 + 8 + 20] * 2
+    )
+    # Faster connections than the card are not limited: messages pass one after the other.
+    in_turn = _network(eager_limit=1000, stream=17.0).wires(3)
+    assert [in_turn.send(0, dest, 160, 0.0, True)[1] for dest in (1, 2)] == [1 + 8 + 10, 1 + 8 + 20]
+
+
 def test_messages_of_different_lengths_share_a_card() -> None:
     wires = _network(eager_limit=1000, stream=8.0).wires(5)
     flows = []

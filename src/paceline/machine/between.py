@@ -197,19 +197,24 @@ def _send_long(comm: Any, pairs: Sequence[tuple[int, int]], nbytes: int) -> floa
 def network_of(answer: dict[str, Any]) -> Network:
     """Return the network with the figures that `measure_between` has found.
 
-    Of a small message's time, what neither end spends is the latency. Its name is that of the usual network with the
-    nearest rate.
+    Of a small message's time, what neither end spends is the latency. The connections of several ranks share a card in
+    equal parts, also where one of them alone fills it. Its name is that of the usual network with the nearest rate.
 
     >>> answer = {"ranks_per_node": 4, "eager_limit": 65000, "send": [[8, 6e-6], [65000, 22e-6]],
     ...           "way": [[8, 45e-6], [65000, 6e-4]], "rate": {"one": 1.17e8, "all": 1.18e8}}
     >>> network_of(answer).latency, network_of(answer).stream
-    (3.3e-05, inf)
+    (3.3e-05, 118000000.0)
     >>> print(network_of(answer))
-    1gbe:latency=3.3e-05s,overhead=6e-06s,bandwidth=118000000.0B/s,copy-bandwidth=4060000000.0B/s,eager-limit=65000,ranks-per-node=4
+    1gbe:latency=3.3e-05s,overhead=6e-06s,bandwidth=118000000.0B/s,copy-bandwidth=4060000000.0B/s,stream=118000000.0B/s,eager-limit=65000,ranks-per-node=4
     """
     (small, own), (large, longer) = answer["send"]
     one, every = answer["rate"]["one"], answer["rate"]["all"]
-    bandwidth, copying = max(one, every), (longer - own) / (large - small)
+    bandwidth, copying = _round(max(one, every)), (longer - own) / (large - small)
+    stream = math.inf
+    if every > FASTER * one:
+        stream = _round(one)
+    elif answer["ranks_per_node"] > 1:
+        stream = bandwidth
     usual = min(
         (network for name, network in presets().items() if name.endswith("gbe")),
         key=lambda network: abs(math.log(network.bandwidth / bandwidth)),
@@ -217,10 +222,10 @@ def network_of(answer: dict[str, Any]) -> Network:
     return replace(
         usual,
         latency=_round(max(0.0, answer["way"][0][1] - 2 * own)),
-        bandwidth=_round(bandwidth),
+        bandwidth=bandwidth,
         overhead=_round(own),
         copy_bandwidth=_round(1 / copying) if copying > 0 else math.inf,
-        stream=_round(one) if every > FASTER * one else math.inf,
+        stream=stream,
         eager_limit=answer["eager_limit"],
         ranks_per_node=answer["ranks_per_node"],
     )

@@ -8,7 +8,8 @@ The ranks are started for it, each on its own core; nothing else should be runni
 All ranks of a node measure at the same time. Messages are measured as a round of recursive doubling, with all its Python
 code, and counted and timed as in training. Every buffer has just been written by the rank that sends it. Each end's own
 part of a message's time is measured separately. A cost is a mean, because the seconds of a run are sums, and rounds in
-which one rank is late are part of them.
+which one rank is late are part of them. An exchange is a median: in a loop without barriers its mean has far more waiting
+for late partners than a collective has.
 """
 
 from __future__ import annotations
@@ -196,9 +197,10 @@ def _make_monotonic(points: Sequence[Sequence[float]], limit: float = 0) -> list
 
 
 def measure(comm: Any, *, sizes: list[int], seconds: float) -> dict[str, Any]:
-    """Measure everything with this number of ranks, in about `seconds`: means of rounds, medians over ranks. Collective.
+    """Measure everything with this number of ranks, in about `seconds`; collective.
 
-    `spreads` in the result has, of every measurement, the tenth percentile, the median, the mean and the ninetieth.
+    A value is the median over ranks of the mean of its rounds, of an exchange of their median. `spreads` in the result has,
+    of every measurement, the tenth percentile, the median, the mean and the ninetieth.
     """
     p = comm.Get_size()
     limit = eager_limit(comm)
@@ -221,6 +223,8 @@ def measure(comm: Any, *, sizes: list[int], seconds: float) -> dict[str, Any]:
         to_free.append(free)
     spreads = _measure_cells(comm, cells, seconds)
     found = {name: [mean for _, _, mean, _ in spreads[name]] for name in cells}
+    for n in lengths:
+        found[f"exchange {n}"][0] = spreads[f"exchange {n}"][0][1]
     for free in to_free:
         free()
 
@@ -328,7 +332,7 @@ def prepare_exchange(comm: Any, nbytes: int) -> Callable[[int], tuple[list[float
         distance, last = 1, clock()
         for _ in range(count):
             partner = rank ^ distance
-            receiving, sending = own.Irecv(theirs, partner), own.Isend(mine, partner)
+            sending, receiving = own.Isend(mine, partner), own.Irecv(theirs, partner)
             receiving.Wait()
             sending.Wait()
             before = clock()
@@ -357,7 +361,7 @@ def prepare_combining(comm: Any, nbytes: int) -> Callable[[int], tuple[list[floa
     def rounds(count: int) -> tuple[list[float]]:
         added = []
         for _ in range(count):
-            receiving, sending = own.Irecv(inbox, partner), own.Isend(send, partner)
+            sending, receiving = own.Isend(send, partner), own.Irecv(inbox, partner)
             receiving.Wait()
             start = clock()
             add(came, x, total)

@@ -937,8 +937,8 @@ class Wires:
         self.needs_calls = network.needs_calls
         self.latency, self.overhead = network.latency, network.overhead
         self.per_byte, self.per_copied = 1 / network.bandwidth, 1 / network.copy_bandwidth
-        self.streamed = network.stream < network.bandwidth
-        """True if the connection of two ranks carries less than a card."""
+        self.streamed = network.stream <= network.bandwidth
+        """True if the connections of ranks share a card, because each carries no more than that."""
         self.flow: Flow | None = None
         """Then: the last message that was sent between nodes, if that was no announcement."""
         self.revised = False
@@ -947,11 +947,7 @@ class Wires:
         self._shares: dict[tuple[str, int], _Shared] = {}  # cards and uplinks, by kind and number
         self.copiers: dict[int, Copier] = {}
         """Then, if ranks copy: what each rank that receives such messages has copied of them."""
-        self.in_order = (
-            network.copy_bandwidth < math.inf
-            and not network.uses_nccl
-            and network.stream >= network.bandwidth
-        )
+        self.in_order = network.copy_bandwidth < math.inf and not network.uses_nccl and not self.streamed
         """True if requests wait for data in the TCP connection of two ranks."""
         self.passing: dict[tuple[int, int], tuple[float, float]] = {}
         """Then, of the data of announced messages from one rank to another: when they were asked for, and when the last
