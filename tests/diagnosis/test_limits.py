@@ -28,7 +28,7 @@ def test_a_last_batch_that_is_small_and_slow_flattens_no_line(tmp_path: Path) ->
     found = cause(only(runs), "small computing")
     assert found is not None
     assert (
-        "; a batch of about 130 would bring this below 20 % (by gradients of 16 and 32 samples);"
+        "; a batch of about 128 would bring this below 20 % (by gradients of 16 and 32 samples);"
         in found.words
     )
     # As much as leaves 8 steps of an epoch of 1437.

@@ -279,7 +279,7 @@ class Scaling:
     ...               network=Network.named("1gbe"))
     >>> [curve] = Scaling(workload=workload, strategies=["sync:allreduce=ring"], ranks=[1, 4]).predict().curves
     >>> [round(point.speedup, 2) for point in curve.points]
-    [1.0, 3.35]
+    [1.0, 3.36]
     >>> print(curve.summary.partition("% of it is ")[2].partition(": without")[0])
     the latency of 6 messages one after the other, 40 us each
     """
