@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import paceline
-from paceline.errors import UsageError
+from paceline.errors import UsageError, reason
 from paceline.text import one_line
 
 COMMANDS = {
@@ -107,7 +107,7 @@ def main(arguments: Sequence[str] | None = None, *, on_start: Callable[[], None]
         return 141
     except OSError as error:  # usually a full disk
         where = "" if error.filename is None else f"{error.filename}: "
-        print(one_line(f"{said}: {where}{(error.strerror or str(error)).lower()}"), file=sys.stderr)
+        print(one_line(f"{said}: {where}{reason(error)}"), file=sys.stderr)
         _drop_output()
         return 1
     except MemoryError as error:

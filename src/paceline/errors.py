@@ -58,6 +58,15 @@ def unknown(what: str, name: str, choices: Iterable[str]) -> UsageError:
     return UsageError(f"unknown {what} {name!r}; choose one of {', '.join(choices)}")
 
 
+def reason(error: OSError) -> str:
+    """Return an error of the operating system in words.
+
+    >>> reason(OSError(28, "No space left on device"))
+    'no space left on device'
+    """
+    return (error.strerror or str(error)).lower()
+
+
 def split_list(text: str, what: str) -> list[str]:
     """Split a list at its commas; an empty text is an empty list, an empty element an error.
 

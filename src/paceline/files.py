@@ -25,7 +25,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.errors import UsageError
+from paceline.errors import UsageError, reason
 
 
 @contextmanager
@@ -90,7 +90,21 @@ def check_folder(path: Path, folder: Path) -> None:
 
 def cannot(path: Path, error: OSError) -> UsageError:
     """Return the error for a file or folder that could not be written."""
-    return UsageError(f"cannot write {path}: {(error.strerror or str(error)).lower()}")
+    return UsageError(f"cannot write {path}: {reason(error)}")
+
+
+def open_lock_file(path: Path, *, create: bool = True) -> int:
+    """Open a file to lock it, for reading and writing; raise an OSError for anything but a regular file, also for a link.
+
+    Processes write their number to such files, so a link could lead to a file that they must not change.
+    """
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+    handle = os.open(path, flags, 0o644)
+    mode = os.fstat(handle).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, f"it is {KINDS.get(stat.S_IFMT(mode), 'not a file')}", str(path))
+    return handle
 
 
 def json_text(value: Any, *, indent: int | None = None) -> str:
@@ -216,7 +230,7 @@ def _check_regular(path: str | Path, mode: int) -> None:
 
 def unreadable(path: str | Path, error: OSError) -> UsageError:
     """Return the error for a file or folder that could not be read."""
-    return UsageError(f"cannot read {path}: {(error.strerror or str(error)).lower()}")
+    return UsageError(f"cannot read {path}: {reason(error)}")
 
 
 def exists(path: Path) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 import paceline
 from paceline.errors import UsageError
-from paceline.record.writing import check_idle, hold, release
+from paceline.record.writing import check_idle, hold, is_held, release
 
 HOLDER = (
     "import sys; from pathlib import Path; from paceline.record.writing import hold; "
@@ -66,6 +67,13 @@ def test_a_link_is_not_followed(tmp_path):
     with pytest.raises(OSError):
         hold(run)
     assert precious.read_text() == "text"
+
+
+def test_a_pipe_is_not_opened(tmp_path):
+    os.mkfifo(tmp_path / "running")
+    assert not is_held(tmp_path)
+    with pytest.raises(UsageError, match="it is a named pipe"):
+        check_idle(tmp_path)
 
 
 def test_a_run_under_way_is_not_resumed(tmp_path):

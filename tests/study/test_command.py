@@ -14,6 +14,7 @@ from paceline import fit
 from paceline.cli import main
 from paceline.compare.rows import rows_of
 from paceline.config import Config
+from paceline.errors import UsageError
 from paceline.record import find_runs
 from paceline.study.cells import Cell
 from paceline.study.file import read
@@ -304,6 +305,32 @@ def test_what_was_being_written_is_tidied(tmp_path: Path) -> None:
     folder.tidy()
     left = {str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*")}
     assert left == {"report.md", ".mine", "report-figures", "report-figures/a.svg"}
+
+
+@pytest.mark.parametrize("name", ["..", ".", "../other", "failed", "mine", 5, None])
+def test_a_damaged_name_of_the_current_run_removes_nothing(tmp_path: Path, name: object) -> None:
+    runs = tmp_path / "studies" / "runs"
+    for path in (runs / "failed", runs / "mine", runs.parent / "other"):
+        path.mkdir(parents=True)
+    before = sorted(tmp_path.rglob("*"))
+    (runs / ".running.json").write_text(json.dumps({"run": name}))
+    Folder(runs).settle()
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_the_lock_is_neither_a_link_nor_a_pipe(tmp_path: Path) -> None:
+    precious, folder = tmp_path / "precious", Folder(tmp_path / "runs")
+    precious.write_text("text")
+    folder.path.mkdir()
+    (folder.path / ".lock").symlink_to(precious)
+    with pytest.raises(UsageError, match=f"cannot write runs to {folder.path}: "), folder.lock():
+        pass
+    assert precious.read_text() == "text"
+    (folder.path / ".lock").unlink()
+    os.mkfifo(folder.path / ".lock")
+    assert not folder.busy  # and it does not wait for a writer, as reports ask
+    with pytest.raises(UsageError, match="it is a named pipe"), folder.lock():
+        pass
 
 
 def test_inside_a_job_it_is_refused(

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from paceline.errors import UsageError
+from paceline.errors import UsageError, reason
 
 RANDOM = 8  # characters that mkdtemp appends
 
@@ -58,11 +58,10 @@ def load_or_build(name: str, fingerprint: str, build: Callable[[New], None]) -> 
             _make(entry, name, build)
             arrays = _open(entry)
     except OSError as error:
-        why = (error.strerror or str(error)).lower()
         if error.filename is not None and not str(error.filename).startswith(str(folder)):
-            raise UsageError(f"cannot read {error.filename}: {why}") from None
+            raise UsageError(f"cannot read {error.filename}: {reason(error)}") from None
         raise UsageError(
-            f"cannot write to the cache {folder}: {why}; set PACELINE_CACHE to another folder"
+            f"cannot write to the cache {folder}: {reason(error)}; set PACELINE_CACHE to another folder"
         ) from None
     if arrays is None:
         raise UsageError(

@@ -23,7 +23,7 @@ from paceline.data._samples import (
     describe_classes,
     find_ignored,
 )
-from paceline.errors import UsageError, split_list, unknown
+from paceline.errors import UsageError, reason, split_list, unknown
 from paceline.names import Spec, options_of, parse
 
 Array = NDArray[Any]
@@ -366,8 +366,7 @@ def _load(what: Any, options: dict[str, Any], wanted: dict[str, Any]) -> Dataset
         return loaded if isinstance(loaded, Dataset) else from_python(loaded, name=str(spec), **wanted)
     except OSError as error:
         place = error.filename or (what if isinstance(what, str | os.PathLike) else type(what).__name__)
-        why = (error.strerror or str(error)).lower()
-        raise UsageError(f"cannot read {os.fspath(place)}: {why}") from error
+        raise UsageError(f"cannot read {os.fspath(place)}: {reason(error)}") from error
 
 
 def _spec_of(text: str) -> Spec:

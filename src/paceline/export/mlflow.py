@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from paceline.errors import UsageError
+from paceline.errors import UsageError, reason
 from paceline.export import FILES, identity, points, settings, staleness, start_time
 from paceline.record import Run
 
@@ -42,8 +42,7 @@ def check_answers(uri: str) -> None:
     try:
         socket.create_connection((host, port), timeout=SECONDS).close()
     except OSError as error:
-        why = (error.strerror or str(error)).lower()
-        raise UsageError(f"cannot write runs to {uri}: no server answers there ({why})") from None
+        raise UsageError(f"cannot write runs to {uri}: no server answers there ({reason(error)})") from None
 
 
 TAG = "paceline.record"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from paceline.errors import UsageError
-from paceline.files import parse_json, read_text, write_json
+from paceline.files import cannot, parse_json, read_text, write_json
 from paceline.record.schema import COSTS, MACHINE, check_values, format_value
 from paceline.vmpi import Compute
 from paceline.vmpi.compute import Curves
@@ -36,7 +36,7 @@ class _Stored:
         try:
             write_json(path, self.values())
         except OSError as error:
-            raise UsageError(f"cannot write {path}: {(error.strerror or str(error)).lower()}") from None
+            raise cannot(path, error) from None
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.errors import UsageError
+from paceline.errors import UsageError, reason
 from paceline.files import check_arrays, parse_json, read_arrays, write_arrays
 from paceline.launch import is_first_to_say
 from paceline.record.schema import CHECKPOINT_FORMAT, check_checkpoint, format_value
@@ -280,7 +280,7 @@ class Saver:
                 if not keep_all:  # one more than asked for: others may still be writing theirs
                     discard(self.run, self.rank, keep=lambda other: number - self._keep <= other <= number)
             except OSError as error:
-                self._failure = (error.strerror or str(error)).lower()
+                self._failure = reason(error)
 
         if self._background:
             self._thread = threading.Thread(target=work, name="checkpoint")

@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from paceline.comm.control import Control
+from paceline.errors import reason
 from paceline.files import read_arrays
 
 Array = NDArray[Any]
@@ -375,15 +376,6 @@ class Outage:
         if not self._failing and "" not in self._said:
             self._said.add("")
             self.say(f"the run can be written to {self._folder} again")
-
-
-def reason(error: OSError) -> str:
-    """Return an error of the operating system in words.
-
-    >>> reason(OSError(28, "No space left on device"))
-    'no space left on device'
-    """
-    return (error.strerror or str(error)).lower()
 
 
 class Table(Mapping[str, Array]):

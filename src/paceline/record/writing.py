@@ -28,7 +28,6 @@ import logging
 import os
 import re
 import shutil
-import stat
 import tempfile
 import unicodedata
 from collections.abc import Iterator, Mapping
@@ -42,10 +41,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.errors import UsageError
-from paceline.files import cannot, json_text, read_json, replace_file, write_arrays, write_columns, write_json
+from paceline.errors import UsageError, reason
+from paceline.files import (
+    cannot,
+    json_text,
+    open_lock_file,
+    read_json,
+    read_text,
+    replace_file,
+    write_arrays,
+    write_columns,
+    write_json,
+)
 from paceline.models import Model, state_of
-from paceline.record.rows import Outage, RowLog, Table, reason, unpack_rows
+from paceline.record.rows import Outage, RowLog, Table, unpack_rows
 from paceline.record.schema import FORMAT, TABLES
 
 log = logging.getLogger(__name__)
@@ -135,7 +144,7 @@ def new_folder(runs: Path, strategy: str, ranks: int, seed: int, *, name: str | 
                 continue
             return folder
     except OSError as error:
-        raise UsageError(f"cannot write runs to {runs}: {error.strerror}") from None
+        raise UsageError(f"cannot write runs to {runs}: {reason(error)}") from None
     if name is not None:
         raise UsageError(f"{runs / name} exists already: choose another name")
     raise UsageError(f"{runs} holds too many runs named {stem}")
@@ -360,7 +369,7 @@ def hold(folder: Path, *, anyway: bool = False) -> None:
         return
     if anyway:
         path.unlink(missing_ok=True)
-    file = _open_locked(path, os.O_CREAT)
+    file = _open_locked(path, create=True)
     assert file is not None
     _held[path] = file
     os.ftruncate(file, 0)
@@ -380,7 +389,7 @@ def release(folder: Path) -> None:
 def check_idle(folder: Path) -> None:
     """Raise a UsageError if another process trains the run in a folder."""
     path = folder.resolve() / RUNNING
-    if path not in _held and (file := _open_locked(path, 0)) is not None:
+    if path not in _held and (file := _open_locked(path, create=False)) is not None:
         os.close(file)
 
 
@@ -390,49 +399,49 @@ def is_held(folder: Path) -> bool:
     A process on another host counts as alive.
     """
     try:
-        words = (folder / RUNNING).read_text(errors="replace").split()
+        words = read_text(folder / RUNNING).split()
         if words[0::2][:2] != ["process", "on"] or words[3] != os.uname().nodename:
             return len(words) > 3
         os.kill(int(words[1]), 0)
     except PermissionError:
         return True  # somebody else's process
-    except (OSError, ValueError, IndexError, OverflowError):
+    except (OSError, ValueError, IndexError, OverflowError):  # among them a UsageError: it is not a text file
         return False
     return True
 
 
-def _open_locked(path: Path, flags: int) -> int | None:
+def _open_locked(path: Path, *, create: bool) -> int | None:
     """Open and lock a file; return None if there is none and none is to be created."""
     while True:
         try:
-            file = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | flags, 0o644)
-        except FileNotFoundError:
-            if flags:
-                raise
-            return None
+            file = open_lock_file(path, create=create)
         except OSError as error:
-            if flags:
+            if create:
                 raise
+            if isinstance(error, FileNotFoundError):
+                return None
             raise cannot(path, error) from None
         try:
-            if not stat.S_ISREG(os.fstat(file).st_mode):
-                raise OSError(errno.EINVAL, "it is not a file", str(path))
-            try:
-                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                if error.errno in (errno.EACCES, errno.EAGAIN):
-                    who = " ".join(os.read(file, 200).decode(errors="replace").split())
-                    raise UsageError(
-                        f"{path.parent} is being trained ({who or 'by another process'}): wait for its end, or stop it; "
-                        f"if its host was lost, remove {path}"
-                    ) from None
-                if error.errno not in WITHOUT_LOCKS:
-                    raise
+            _lock(file, path)
             if _is_same(path, file):
                 return file
             os.close(file)  # removed by the process that held it
         except BaseException:
             os.close(file)
+            raise
+
+
+def _lock(file: int, path: Path) -> None:
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EAGAIN):
+            who = " ".join(os.read(file, 200).decode(errors="replace").split())
+            raise UsageError(
+                f"{path.parent} is being trained ({who or 'by another process'}): wait for its end, or stop it; "
+                f"if its host was lost, remove {path}"
+            ) from None
+        if error.errno not in WITHOUT_LOCKS:
             raise
 
 

@@ -30,8 +30,8 @@ from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from paceline.compare.metric import ACCURACY, Goal
-from paceline.errors import UsageError
-from paceline.files import exists, read_json, write_json
+from paceline.errors import UsageError, reason
+from paceline.files import exists, open_lock_file, read_json, read_text, write_json
 from paceline.record import Run, find_runs
 from paceline.record.checkpoint import find_latest, read
 from paceline.record.schema import (
@@ -58,6 +58,8 @@ FIGURES, FILES = "report-figures", "report-files"
 # The start of the name of a run that is being copied, and what only a complete run has.
 COPY = ".copy-"
 ENDED = ("summary.json", "model.npz")
+# The name of a run that a study has started: it has the mark of its cell.
+MARKED = re.compile(r"[^/]+-[0-9a-f]{8}[^/]*")
 # Seconds within which the run of a killed study ends.
 PATIENCE = 15.0
 
@@ -73,10 +75,9 @@ class Folder:
         """Hold the folder's lock, creating the folder if needed; yield the lock's file, for the run to hold as well."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            handle = os.open(self.path / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+            handle = open_lock_file(self.path / LOCK)
         except OSError as error:
-            why = (error.strerror or str(error)).lower()
-            raise UsageError(f"cannot write runs to {self.path}: {why}") from None
+            raise UsageError(f"cannot write runs to {self.path}: {reason(error)}") from None
         try:
             self._lock(handle)
             os.ftruncate(handle, 0)
@@ -118,8 +119,8 @@ class Folder:
     def _holder(self) -> str:
         """The number of the process that holds the lock; empty if there is none."""
         try:
-            holder = (self.path / LOCK).read_text(errors="replace").strip()
-        except OSError:
+            holder = read_text(self.path / LOCK).strip()
+        except UsageError:
             return ""
         return holder if _lives(holder) else ""
 
@@ -135,8 +136,7 @@ class Folder:
             if (self.path / FAILED).exists() and not (self.path / FAILED).is_dir():
                 raise UsageError(f"cannot write into {self.path / FAILED}: it is not a folder")
         except OSError as error:
-            why = (error.strerror or str(error)).lower()
-            raise UsageError(f"cannot write runs to {self.path}: {why}") from None
+            raise UsageError(f"cannot write runs to {self.path}: {reason(error)}") from None
 
     def tidy(self) -> None:
         """Remove the remains of an interrupted study: files that it was writing, and a run that cannot be resumed."""
@@ -226,7 +226,8 @@ class Folder:
             name = read_json(self.path / RUNNING)["run"]
             started = self.path / name
             complete = (started / "summary.json").exists() or (keep and find_latest(started) is not None)
-            if Path(name).name == name and started.is_dir() and not complete:
+            # The file may be damaged, and ".." would be the folder of all studies.
+            if MARKED.fullmatch(name) and started.is_dir() and not complete:
                 shutil.rmtree(started)
         (self.path / RUNNING).unlink(missing_ok=True)
 
