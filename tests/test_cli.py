@@ -121,6 +121,12 @@ BAD = [
     (("report", "nothing"), "no such run or folder of runs: nothing"),
     (("report", "."), "no complete runs"),
     (("bench", "allreduce", "-n", "0"), "0"),
+    (("bench", "allreduce", "-n", ""), "-n takes rank counts such as 2,4,8; got ''"),
+    (("resume", "/etc/passwd"), "no such run: /etc/passwd"),
+    *((words, "must be a name; got an empty one") for words in (
+        ("watch", ""), ("resume", ""), ("predict", ""), ("trace", ""), ("study", ""), ("export", "", "--to", "mlflow"),
+    )),
+    (("tune", "--data", "iris", "--target", "190%"), "must be above 0% and at most 100%; got 190%"),
     (("bench", "allreduce", "--algorithms", "rng"), "rng"),
     (("train", "--on-div", "halve"), "paceline train: unrecognized arguments: --on-div halve"),
     (("tune", "--target", "90%", "--on", "sim"), "paceline tune: unrecognized arguments: --on"),

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paceline import files
+from paceline import files, prediction
 from paceline.cli import main
 from paceline.errors import UsageError
 from paceline.launch.resources import VARIABLES
@@ -106,10 +106,13 @@ def test_names_beyond_ascii_in_the_c_locale(tmp_path: Path) -> None:
     assert shell("paceline --help", tmp_path, **c).returncode == 0
 
 
-def test_predictions_that_cannot_be_written(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_predictions_that_cannot_be_written_are_not_made(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prediction, "predict", None)
     assert main(["predict", str(run), "--out", "/nope/p.npz"]) == 2
     assert capsys.readouterr().err == (
-        "paceline predict: cannot write /nope/p.npz: no such file or directory\n"
+        "paceline predict: cannot write /nope/p.npz: there is no folder /nope\n"
     )
 
 

@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -115,16 +114,6 @@ def _read_bytes(word: str, text: str) -> int:
     if size != int(size):
         raise UsageError(f"sizes must be whole bytes; got {word.strip()!r}")
     return int(size)
-
-
-def check_file(option: str, path: Path | None, endings: tuple[str, ...] = ()) -> None:
-    """Refuse a file that could not be written after the measurement."""
-    if path is None:
-        return
-    if endings and path.suffix.lower() not in endings:
-        raise UsageError(f"{option} must end in {', '.join(endings)}; got {path}")
-    if path.is_dir() or not path.absolute().parent.is_dir():
-        raise UsageError(f"{option} must be a file in an existing folder; got {path}")
 
 
 # ---- the measurement

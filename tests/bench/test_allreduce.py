@@ -139,10 +139,10 @@ def test_a_collective_without_a_formula_is_measured_all_the_same(measured: Any) 
         ("--seconds=0", "seconds must be positive and finite; got 0"),
         ("--seconds=nan", "seconds must be positive and finite; got nan"),
         ("--seconds=inf", "seconds must be positive and finite; got inf"),
-        ("--json=/nowhere/at/all.json", "--json must be a file in an existing folder"),
-        ("--json=/tmp", "--json must be a file in an existing folder; got /tmp"),
-        ("--plot=picture.bmp", "--plot must end in .png, .svg, .pdf; got picture.bmp"),
-        ("--plot=/nowhere/picture.png", "--plot must be a file in an existing folder"),
+        ("--json=/nowhere/at/all.json", "cannot write /nowhere/at/all.json: there is no folder /nowhere/at"),
+        ("--json=/tmp", "cannot write /tmp: it is a folder"),
+        ("--plot=picture.bmp", "a picture must end in one of .png, .svg, .pdf; got picture.bmp"),
+        ("--plot=/nowhere/picture.png", "cannot write /nowhere/picture.png: there is no folder /nowhere"),
     ],
 )
 def test_bad_input_is_one_line_before_anything_starts(

@@ -135,7 +135,7 @@ REFUSED = [
     (("scaling", "--batch", "1000"), "120"),
     (("calibrate", "--seconds", "0"), "seconds must be a finite number above 0"),
     (("calibrate", "-n", "3"), "powers of two, from 2; got 3"),
-    (("calibrate", "-o", "no/folder/machine.json"), "--out must be a file in an existing folder"),
+    (("calibrate", "-o", "no/folder/machine.json"), "cannot write no/folder/machine.json: there is no folder no/folder"),
     (("calibrate", "--hosts", "localhost:2"), "a network needs at least two hosts, such as a:8,b:8; got localhost:2"),
     (("calibrate", "--hosts", "nowhere:1,localhost:1"), "this machine must be the first of the hosts; got nowhere"),
     (("run", "none.py", "-n", "2"), "cannot read none.py: no such file or directory"),

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline import names, text
-from paceline.commands import add_hosts, read_hosts
+from paceline.commands import add_hosts, parse_path, read_hosts
 from paceline.errors import UsageError
 
 if TYPE_CHECKING:
@@ -52,14 +51,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seconds", type=float, default=0.3, help="maximum seconds for the calls of each; default: 0.3"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every measurement to FILE")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the result: .png, .svg or .pdf")
+    parser.add_argument("--json", type=parse_path, metavar="FILE", help="write every measurement to FILE")
+    parser.add_argument("--plot", type=parse_path, metavar="FILE", help="draw the result: .png, .svg or .pdf")
 
 
 def main(args: argparse.Namespace) -> int:
     """Measure; print the table; return 1 if a sum was wrong or a count differs from the formula."""
-    from paceline.bench import Question, check_file, read_ranks, read_sizes, run
-    from paceline.figures import FORMATS
+    from paceline.bench import Question, read_ranks, read_sizes, run
+    from paceline.figures.drawing import check_format
+    from paceline.files import check_place, write_json
     from paceline.launch import allocated_nodes, check_hosts, world
 
     if (here := world()) is not None:  # each rank of that job would start a benchmark of its own
@@ -67,7 +67,7 @@ def main(args: argparse.Namespace) -> int:
             return 2
         raise UsageError(f"bench starts its ranks itself: -n {here.size}, not {here.launcher}")
     hosts = read_hosts(args, simulated=False)
-    ranks = read_ranks(str(args.ranks or "2,4,8"))
+    ranks = read_ranks("2,4,8" if args.ranks is None else str(args.ranks))
     several = len(hosts) > 1 or (not hosts and allocated_nodes() > 1)
     every = [name for name in names.names("collectives") if not several or name != "shared-memory"]
     algorithms = every if args.algorithms is None else args.algorithms.split(",")
@@ -79,12 +79,14 @@ def main(args: argparse.Namespace) -> int:
         repeats=args.repeats,
         seconds=args.seconds,
     )
-    check_file("--json", args.json)
-    check_file("--plot", args.plot, FORMATS)
+    if args.plot is not None:
+        check_format(args.plot)
+    for path in filter(None, (args.json, args.plot)):
+        check_place(path)
     result = run(question, check_hosts(hosts, ranks=max(ranks)) if hosts else ())
     print(table(result))
     if args.json is not None:
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
+        write_json(args.json, result)
     if args.plot is not None:
         draw(result, args.plot)
     cells = [cell for job in result["jobs"] for cell in job["cells"]]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
+from paceline.commands import parse_path
 from paceline.errors import UsageError
 from paceline.export import TOOLS
 
@@ -21,9 +21,11 @@ examples:
 
 Runs that have been exported before are left as they are.
 """
-    parser.add_argument("runs", nargs="+", type=Path, help="folders of runs, or folders that contain runs")
+    parser.add_argument(
+        "runs", nargs="+", type=parse_path, help="folders of runs, or folders that contain runs"
+    )
     parser.add_argument("--to", required=True, choices=TOOLS, help="the tool to export to")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="folder to write to")
+    parser.add_argument("--out", type=parse_path, metavar="DIR", help="folder to write to")
     parser.add_argument(
         "--tracking-uri", metavar="URI", help="mlflow only: a server or database to write to instead of --out"
     )

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 
 import numpy as np
 
-from paceline.commands import import_from_here
-from paceline.errors import UsageError
+from paceline.commands import import_from_here, parse_path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,14 +17,16 @@ examples:
   paceline predict runs/20260101-120000-sync-n4-s0
   paceline predict RUN --data new.npz --out predictions.npz
 """
-    parser.add_argument("run", type=Path, help="folder of the run whose network is used")
+    parser.add_argument("run", type=parse_path, help="folder of the run whose network is used")
     parser.add_argument("--data", metavar="DATA", help="samples to predict (default: the data of the run)")
     parser.add_argument(
         "--split",
         choices=("train", "validation", "test", "all"),
         help="which samples (default: test, or all if --data is given)",
     )
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write scores and classes to an .npz file")
+    parser.add_argument(
+        "--out", type=parse_path, metavar="FILE", help="write scores and classes to an .npz file"
+    )
     parser.add_argument(
         "--trust",
         action="store_true",
@@ -37,16 +37,16 @@ examples:
 
 def main(args: argparse.Namespace) -> int:
     """Predict; print the class or classes of one sample per line, or the accuracy as JSON."""
-    from paceline.files import json_text, write_arrays
+    from paceline.files import check_place, json_text, write_arrays
     from paceline.prediction import predict
+    from paceline.text import percent
 
+    if args.out is not None:
+        check_place(args.out)
     import_from_here()
     predicted = predict(args.run, data=args.data, split=args.split, trust=args.trust)
     if args.out is not None:
-        try:
-            write_arrays(args.out, {"scores": predicted.scores, "classes": predicted.classes})
-        except OSError as error:
-            raise UsageError(f"cannot write {args.out}: {(error.strerror or str(error)).lower()}") from None
+        write_arrays(args.out, {"scores": predicted.scores, "classes": predicted.classes})
     if args.json:
         found = {"samples": len(predicted.scores), "accuracy": predicted.accuracy, "loss": predicted.loss}
         print(json_text(found if predicted.cut is None else {**found, "cut": predicted.cut}))
@@ -54,7 +54,7 @@ def main(args: argparse.Namespace) -> int:
     if args.out is None:
         rows = predicted.classes if predicted.classes.size else predicted.scores
         np.savetxt(sys.stdout, rows.reshape(len(rows), -1), fmt="%g")
-    accuracy = "" if predicted.accuracy is None else f", accuracy {100 * predicted.accuracy:.2f} %"
+    accuracy = "" if predicted.accuracy is None else f", accuracy {percent(predicted.accuracy)}"
     loss = "unknown" if predicted.loss is None else f"{predicted.loss:.4f}"
     cut = "" if predicted.cut is None else f" (the run was {predicted.cut}: its last checkpoint)"
     print(f"{len(predicted.scores):,} samples, mean loss {loss}{accuracy}{cut}", file=sys.stderr)

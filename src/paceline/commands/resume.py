@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import fields
-from pathlib import Path
 
-from paceline.commands import add_hosts, add_safety, import_from_here, read_hosts
+from paceline.commands import add_hosts, add_safety, import_from_here, parse_path, read_hosts
 from paceline.commands.train import run_rank, simulate_job, start_ranks
 from paceline.config import Safety
 from paceline.names import as_arguments
@@ -29,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments."""
     parser.epilog = EXAMPLES
     parser.usage = "paceline resume RUN [options]"
-    parser.add_argument("run", metavar="RUN", type=Path, help="the folder of the run")
+    parser.add_argument("run", metavar="RUN", type=parse_path, help="the folder of the run")
     parser.add_argument("-n", "--ranks", type=int, metavar="Q", help="number of ranks (default: as before)")
     add_hosts(parser)
     parser.add_argument(
@@ -69,11 +68,11 @@ def main(args: argparse.Namespace) -> int:
         raise UsageError(f"-n {args.ranks} is not allowed inside a job of {here.size} ranks: leave it out")
     wanted = here.size if here is not None else args.ranks
     folder = args.run.resolve()
+    run = Run(folder)
     if not args.because and args.expect_ranks is None:
         check_idle(folder)
     config, ranks = settings_of(folder, more_epochs=args.epochs, ranks=wanted, trust=args.trust)
     safety = Safety(**{setting.name: getattr(args, setting.name) for setting in fields(Safety)})
-    run = Run(folder)
     job = Job(
         config=config, runs=folder.parent, run_name=folder.name, safety=safety, resume=folder,
         trace=is_traced(folder), because=args.because or "",

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from paceline import text
 from paceline.commands import add_settings, add_simulation, import_from_here, parse_path
 from paceline.config import Config
-from paceline.errors import UsageError
+from paceline.errors import UsageError, reason
 from paceline.simulate.options import NAMES, Options
 from paceline.text import Bar
 
@@ -123,7 +123,7 @@ def add_scaling_arguments(parser: argparse.ArgumentParser) -> None:
         help="processes that simulate at the same time (default: with --accuracy as many as there are cores for, else 1)",
     )  # fmt: skip
     parser.add_argument(
-        "--measured", nargs="+", default=[], metavar="RUNS",
+        "--measured", nargs="+", type=parse_path, default=[], metavar="RUNS",
         help="folders of real runs to show beside the prediction",
     )  # fmt: skip
     parser.add_argument(
@@ -159,7 +159,7 @@ def predict_scaling(args: argparse.Namespace) -> int:
     import_from_here()
     from paceline.commands._prediction import draw, table
     from paceline.data import load_labels
-    from paceline.files import json_text
+    from paceline.files import json_text, write_json
     from paceline.launch import limit_threads, usable_cores
     from paceline.machine import load_network
     from paceline.record import find_runs
@@ -246,7 +246,7 @@ def predict_scaling(args: argparse.Namespace) -> int:
     points = find_measured(args.measured, config, strategies, prediction.serial.samples_per_second)
     told = to_values(bench, prediction, points)
     args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "scaling.json").write_text(json_text(told) + "\n")
+    write_json(args.out / "scaling.json", told)
     draw(describe(bench), prediction, points, [args.out / "scaling.svg", args.out / "scaling.png"])
     print(json_text(told) if args.json else table(describe(bench), prediction, points))
     if not args.json:
@@ -346,13 +346,13 @@ def _folder(folder: Path) -> None:
             raise UsageError(f"--out must be a folder; got {folder}")
         above = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
     except OSError as error:
-        raise UsageError(f"cannot write to {folder}: {(error.strerror or str(error)).lower()}") from None
+        raise UsageError(f"cannot write to {folder}: {reason(error)}") from None
     if not os.access(above, os.W_OK):
         raise UsageError(f"cannot write to {folder}: {above} is not writable")
     try:
         Path(tempfile.mkdtemp(dir=above)).rmdir()
     except OSError as error:
-        raise UsageError(f"cannot write to {folder}: {(error.strerror or str(error)).lower()}") from None
+        raise UsageError(f"cannot write to {folder}: {reason(error)}") from None
 
 
 # ---- calibrate
@@ -405,6 +405,7 @@ def add_calibrate_arguments(parser: argparse.ArgumentParser) -> None:
 def calibrate_machine(args: argparse.Namespace) -> int:
     """Measure and print the result."""
     from paceline import bench
+    from paceline.files import check_place
     from paceline.launch import check_hosts
     from paceline.machine.between import calibrate_hosts
     from paceline.machine.calibration import SECONDS, calibrate, check_ranks
@@ -412,7 +413,7 @@ def calibrate_machine(args: argparse.Namespace) -> int:
     seconds = SECONDS if args.seconds is None else args.seconds
     if not 0 < seconds < math.inf:
         raise UsageError(f"seconds must be a finite number above 0; got {seconds:g}")
-    bench.check_file("--out", args.out)
+    check_place(args.out)
     ranks = check_ranks(None if args.ranks is None else bench.read_ranks(args.ranks))
     hosts = _read_hosts(args.hosts)
     if hosts:

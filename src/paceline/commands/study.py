@@ -37,7 +37,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments."""
     parser.epilog = EXAMPLES
     parser.add_argument(
-        "file", type=Path, metavar="FILE.toml", help="the study file (see docs/studies.md for its format)"
+        "file",
+        type=parse_path,
+        metavar="FILE.toml",
+        help="the study file (see docs/studies.md for its format)",
     )
     parser.add_argument(
         "--on",
@@ -57,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PATTERN",
         help="run only cells whose --dry-run line contains PATTERN; * matches anything",
     )
-    parser.add_argument("--dry-run", "--list", action="store_true", help="list the cells and run nothing")
+    parser.add_argument("--dry-run", action="store_true", help="list the cells and run nothing")
     parser.add_argument(
         "--trust",
         action="store_true",
@@ -67,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o",
         "--out",
-        type=Path,
+        type=parse_path,
         metavar="FILE",
         help="where to write the report (default: report.html in DIR)",
     )

@@ -6,6 +6,8 @@ import argparse
 import re
 from pathlib import Path
 
+from paceline.commands import parse_path
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments."""
@@ -17,13 +19,13 @@ examples:
 For a run made with `paceline train --trace`, the trace has every MPI call and every message. For any other run it has the
 steps, and how long each rank computed, exchanged, waited and updated in them.
 """
-    parser.add_argument("run", type=Path, metavar="RUN", help="a run's folder")
+    parser.add_argument("run", type=parse_path, metavar="RUN", help="a run's folder")
     parser.add_argument(
-        "-o", "--out", type=Path, default=Path("trace.json"),
+        "-o", "--out", type=parse_path, default=Path("trace.json"),
         help="the trace file, compressed if its name ends in .gz (default: trace.json)",
     )  # fmt: skip
     parser.add_argument(
-        "--picture", type=Path, metavar="FILE", help="also draw a few steps, as .svg, .png or .pdf"
+        "--picture", type=parse_path, metavar="FILE", help="also draw a few steps, as .svg, .png or .pdf"
     )
     parser.add_argument(
         "--steps", type=steps_of, metavar="A..B",
@@ -32,11 +34,12 @@ steps, and how long each rank computed, exchanged, waited and updated in them.
 
 
 def steps_of(text: str) -> tuple[int, int]:
-    """
+    """Parse steps: one number, or a range with both ends.
+
     >>> steps_of("10..12"), steps_of("7")
     ((10, 12), (7, 7))
     """
-    found = re.fullmatch(r"(\d+)(?:\.\.(\d+))?", text)
+    found = re.fullmatch(r"(\d{1,15})(?:\.\.(\d{1,15}))?", text)
     first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
     if last < first:
         raise argparse.ArgumentTypeError(

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from paceline.commands import parse_path
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -43,7 +45,9 @@ IMPORTANT = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments."""
     parser.epilog = EXAMPLES
-    parser.add_argument("runs", nargs="+", type=Path, help="folders of runs, or folders that contain runs")
+    parser.add_argument(
+        "runs", nargs="+", type=parse_path, help="folders of runs, or folders that contain runs"
+    )
     parser.add_argument(
         "--port", type=int, default=0, metavar="N", help="serve the page on this port (default: a free one)"
     )

@@ -202,6 +202,8 @@ class Goal:
                 f"a target for {name} needs {'>=' if known else '<='}, because {better} is better"
             )
         if name == "accuracy" and not 0 < value <= 1:
+            if found["percent"]:
+                raise UsageError(f"a target accuracy must be above 0% and at most 100%; got {100 * value:g}%")
             percent = f"; write {value:g}% for percent" if 1 < value <= 100 else ""
             raise UsageError(f"a target accuracy must be above 0 and at most 1; got {value:g}{percent}")
         return cls(Metric(name, higher), value)

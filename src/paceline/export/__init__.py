@@ -50,13 +50,13 @@ def check_installed(tool: str) -> None:
         )
 
 
-def runs_in(places: Iterable[str]) -> list[Run]:
+def runs_in(places: Iterable[Path]) -> list[Run]:
     """Return the runs of some folders that are complete, or were cut and have a checkpoint.
 
     Refuse if there is none, or if one of the places is a damaged run.
     """
     places = list(places)
-    for place in map(Path, places):
+    for place in places:
         if exists(place / "config.json"):
             Run(place).check()
     cut: list[Run] = []

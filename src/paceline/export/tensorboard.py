@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import UsageError
+from paceline.errors import UsageError, reason
 from paceline.export import identity, points, settings, staleness, start_time
-from paceline.files import cannot, read_json
+from paceline.files import read_json
 from paceline.record import Run
 
 MARK = "paceline.json"
@@ -33,7 +33,7 @@ def to_tensorboard(run: Run, folder: Path) -> tuple[Path, bool]:
         folder.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(dir=folder, prefix=f".{name}."))
     except OSError as error:
-        raise cannot(folder, error) from None
+        raise UsageError(f"cannot write to {folder}: {reason(error)}") from None
     try:
         _write(run, temporary)
         (temporary / MARK).write_text(json.dumps({"record": own}) + "\n")
