@@ -240,9 +240,9 @@ def main() -> None:
         filter(None, (str(ROOT / "src"), os.environ.get("PYTHONPATH")))
     )
     sys.path.insert(0, str(ROOT / "src"))
-    from paceline.config import duration
+    from paceline.config import parse_duration
 
-    until = time.perf_counter() + (duration(args.seconds) or 0.0)
+    until = time.perf_counter() + (parse_duration(args.seconds) or 0.0)
     found: dict[str, Any] = {}
     for name in args.problems.split(","):
         problem, place = PROBLEMS[name], args.runs / name

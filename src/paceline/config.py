@@ -226,17 +226,17 @@ class Interval:
         counted = re.fullmatch(r"(\d{1,15})\s*(step|epoch)s?", words)
         if counted and int(counted[1]) > 0:
             return cls(**{f"{counted[2]}s": int(counted[1])})
-        if counted is None and (found := duration(words)) is not None and found > 0:
+        if counted is None and (found := parse_duration(words)) is not None and found > 0:
             return cls(seconds=found)
         raise UsageError(
             f"{what} must be a time (30s, 10m, 1h), N steps, epoch, N epochs or never; got {text!r}"
         )
 
 
-def duration(text: str) -> float | None:
+def parse_duration(text: str) -> float | None:
     """Return the seconds that a text such as "30s", "1.5m", "2h" or "45" means; None if it means none.
 
-    >>> duration("1.5m"), duration("45"), duration("soon")
+    >>> parse_duration("1.5m"), parse_duration("45"), parse_duration("soon")
     (90.0, 45.0, None)
     """
     found = re.fullmatch(r"(\d{1,12}(?:\.\d{0,9})?)\s*(s|m|h|d)?", text.strip().lower())
@@ -272,7 +272,7 @@ class Safety:
 
     def __post_init__(self) -> None:
         Interval.parse(self.checkpoint_every)
-        if not duration(str(self.stall_timeout)) and self.stall_timeout != "never":
+        if not parse_duration(str(self.stall_timeout)) and self.stall_timeout != "never":
             raise UsageError(
                 f"stall-timeout must be a time above 0 (60s, 5m) or never; got {self.stall_timeout!r}"
             )
@@ -302,4 +302,4 @@ class Safety:
     @property
     def patience(self) -> float | None:
         """Seconds without progress before a rank is reported; None: for ever."""
-        return duration(str(self.stall_timeout))
+        return parse_duration(str(self.stall_timeout))

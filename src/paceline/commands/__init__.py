@@ -6,9 +6,11 @@ Several commands have the settings of runs and simulations as arguments; names, 
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import typing
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -23,22 +25,11 @@ if TYPE_CHECKING:
 GROUPS = {
     "what to train": ("data", "labels", "model", "dtype"),
     "how to train": (
-        *(
-            "strategy",
-            "update",
-            "lr",
-            "clip",
-            "schedule",
-            "lr_scaling",
-            "batch",
-            "batch_per_rank",
-            "epochs",
-            "draws",
-        ),
-        *("seed", "reproducible", "on_divergence", "replay"),
+        "strategy", "update", "lr", "clip", "schedule", "lr_scaling", "batch", "batch_per_rank", "epochs", "draws",
+        "seed", "reproducible", "on_divergence", "replay",
     ),
     "where to run": ("threads",),
-}
+}  # fmt: skip
 
 
 def import_from_here() -> None:
@@ -133,6 +124,41 @@ def read_hosts(args: argparse.Namespace, *, simulated: bool) -> tuple[Host, ...]
     hosts = parse_hosts(args.hosts)
     args.ranks = sum(host.slots for host in hosts) if args.ranks is None else args.ranks
     return hosts
+
+
+def check_ranks(args: argparse.Namespace) -> None:
+    """Refuse a number of ranks that no job has, or that is not that of the job of this process."""
+    from paceline.launch import world
+
+    here = world()
+    if args.ranks is not None and args.ranks < 1:
+        raise UsageError(f"ranks must be at least 1; got {args.ranks}")
+    if here is not None and args.ranks not in (None, here.size):
+        raise UsageError(f"-n {args.ranks} is not allowed inside a job of {here.size} ranks: leave it out")
+
+
+@contextmanager
+def handle_signals(handler: Any, *numbers: signal.Signals) -> Iterator[None]:
+    """Handle these signals in another way inside the block."""
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
+
+
+@contextmanager
+def interrupt_on_signals() -> Iterator[list[int]]:
+    """Treat SIGTERM and SIGUSR1 as Ctrl-C inside the block; yield a list that has the first if it came."""
+    came: list[int] = []
+
+    def stop(number: int, frame: object) -> None:
+        came.append(number)
+        raise KeyboardInterrupt
+
+    with handle_signals(stop, signal.SIGTERM, signal.SIGUSR1):
+        yield came
 
 
 def add_simulation(group: Any, *, but: Collection[str] = ()) -> None:

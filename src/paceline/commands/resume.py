@@ -6,7 +6,7 @@ import argparse
 import sys
 from dataclasses import fields
 
-from paceline.commands import add_hosts, add_safety, import_from_here, parse_path, read_hosts
+from paceline.commands import add_hosts, add_safety, check_ranks, import_from_here, parse_path, read_hosts
 from paceline.commands.train import run_rank, simulate_job, start_ranks
 from paceline.config import Safety
 from paceline.names import as_arguments
@@ -61,11 +61,8 @@ def main(args: argparse.Namespace) -> int:
     if args.epochs < 0:
         raise UsageError(f"epochs must be at least 0; got {args.epochs}")
     hosts = read_hosts(args, simulated=False)
-    if args.ranks is not None and args.ranks < 1:
-        raise UsageError(f"ranks must be at least 1; got {args.ranks}")
+    check_ranks(args)
     here = launch.world()
-    if here is not None and args.ranks not in (None, here.size):
-        raise UsageError(f"-n {args.ranks} is not allowed inside a job of {here.size} ranks: leave it out")
     wanted = here.size if here is not None else args.ranks
     folder = args.run.resolve()
     run = Run(folder)

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from paceline.commands import add_hosts, add_simulation, parse_path, read_hosts
+from paceline.commands import add_hosts, add_simulation, check_ranks, parse_path, read_hosts
 from paceline.config import SESSION, Program, Safety
 from paceline.errors import UsageError
 from paceline.simulate.options import NAMES, PLACES, Options, options_of
@@ -90,9 +90,8 @@ def main(args: argparse.Namespace) -> int:
     if launch.world() is not None:
         raise UsageError("the ranks are already started: run the program itself, without `paceline run`")
     hosts = read_hosts(args, simulated=options is not None)
-    ranks = 1 if args.ranks is None else args.ranks
-    if ranks < 1:
-        raise UsageError(f"ranks must be at least 1; got {ranks}")
+    check_ranks(args)
+    ranks = args.ranks or 1
     for name, least in (("threads", 1), ("seed", 0)):
         if (value := getattr(args, name)) is not None and value < least:
             raise UsageError(f"{name} must be at least {least}; got {value}")

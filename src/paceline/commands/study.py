@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from paceline.commands import add_hosts, import_from_here, parse_path
+from paceline.commands import add_hosts, import_from_here, interrupt_on_signals, parse_path
 from paceline.simulate.options import PLACES
 
 if TYPE_CHECKING:
@@ -157,7 +155,12 @@ def _check_report(folder: Folder, report: Path) -> None:
 
 
 def _run(
-    args: argparse.Namespace, study: Study, folder: Folder, cells: list[Cell], spell: Any, lock: int
+    args: argparse.Namespace,
+    study: Study,
+    folder: Folder,
+    cells: list[Cell],
+    spell: Callable[[Cell], str],
+    lock: int,
 ) -> int:
     from paceline.study.run import Trains, make_display, open_folder, run_missing
 
@@ -179,13 +182,13 @@ def _run(
 def _end(args: argparse.Namespace, folder: Folder, runs: Sequence[Path], state: State) -> int:
     """Print the tables and write the report, as `paceline report` does."""
     from paceline.commands.report import report_on
+    from paceline.text import count
 
     if runs:
         report_on(sorted(runs), [args.out])
     if state.failed:
-        count = len(state.failed)
         print(
-            f"{count} cell{'s' * (count > 1)} failed: {folder.path / 'failed'} has the reasons; "
+            f"{count(len(state.failed), 'cell')} failed: {folder.path / 'failed'} has the reasons; "
             "--retry-failed tries again",
             file=sys.stderr,
         )
@@ -230,20 +233,3 @@ def _again() -> str:
     from paceline.record.environment import command
 
     return shlex.join(command())
-
-
-@contextmanager
-def interrupt_on_signals() -> Iterator[list[int]]:
-    """Treat SIGTERM and SIGUSR1 as Ctrl-C inside the block; yield a list that has the first if it came."""
-    came: list[int] = []
-
-    def stop(number: int, frame: object) -> None:
-        came.append(number)
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGUSR1)}
-    try:
-        yield came
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -19,6 +19,7 @@ from paceline.commands import (
     add_safety,
     add_settings,
     add_simulation,
+    check_ranks,
     import_from_here,
     parse_path,
     read_hosts,
@@ -116,10 +117,7 @@ def main(args: argparse.Namespace) -> int:
         config = adopt_replayed_settings(config, getattr(args, "given", ()), trust=args.trust)
         args.ranks = get_replayed_ranks(config) if args.ranks is None and here is None else args.ranks
     hosts = read_hosts(args, simulated=options is not None)
-    if args.ranks is not None and args.ranks < 1:
-        raise UsageError(f"ranks must be at least 1; got {args.ranks}")
-    if here is not None and args.ranks not in (None, here.size):
-        raise UsageError(f"-n {args.ranks} is not allowed inside a job of {here.size} ranks: leave it out")
+    check_ranks(args)
     job = Job(config=config, runs=args.runs, run_name=args.name, trace=args.trace, safety=args.safety)
     if options is None and config.replay is None:
         job = resume_requeued(job, ranks=here.size if here is not None else args.ranks)

@@ -8,14 +8,19 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.commands import add_settings, import_from_here, parse_path
-from paceline.config import Config, Program, duration
+from paceline.commands import (
+    add_settings,
+    handle_signals,
+    import_from_here,
+    interrupt_on_signals,
+    parse_path,
+)
+from paceline.config import Config, Program, parse_duration
 from paceline.errors import UsageError
 from paceline.simulate.options import Options
 
@@ -142,22 +147,21 @@ def _values(text: str, kind: Callable[[str], Any], what: str) -> tuple[Any, ...]
 def main(args: argparse.Namespace) -> int:
     """Search; print what was found and, in the last line, the command to copy."""
     began = time.monotonic()
-    from paceline.commands.study import interrupt_on_signals
-
     made: list[Search] = []
     with interrupt_on_signals() as signals:
         try:
             _search(args, began, made)
         except KeyboardInterrupt:
-            if not made:
+            if made:
+                made[0].interrupted = True
+            else:
                 print("paceline tune: interrupted before the first run", file=sys.stderr)
-                return 128 + signals[0] if signals else 130
-            made[0].interrupted = True
-        with _ignore_signals():
-            _print_answer(made[0], args.budget)
-    if made[0].interrupted:
-        return 128 + signals[0] if signals else 130
-    return 0
+        if made:
+            with handle_signals(signal.SIG_IGN, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+                _print_answer(made[0], args.budget)  # as a whole
+    if made and not made[0].interrupted:
+        return 0
+    return 128 + signals[0] if signals else 130
 
 
 def _search(args: argparse.Namespace, began: float, made: list[Search]) -> None:
@@ -188,18 +192,6 @@ def _print_answer(search: Search, budget: str) -> None:
     print(f"\n{answer.found}\n{answer.sure}\n{answer.second}\n{answer.command}", flush=True)
 
 
-@contextmanager
-def _ignore_signals() -> Iterator[None]:
-    """Ignore Ctrl-C and other requests to end in the block: the answer is printed as a whole."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 def prepare(
     args: argparse.Namespace, began: float | None = None
 ) -> tuple[Folder, Callable[[int], tuple[Search, Runs]]]:
@@ -224,7 +216,7 @@ def prepare(
         )
         raise UsageError(f"give a target{where}")
     goal = Goal.parse(args.target)
-    budget = duration(args.budget)
+    budget = parse_duration(args.budget)
     if budget is None or budget < LEAST_BUDGET:
         raise UsageError(
             f"budget must be a time of at least 1 s, such as 60s, 10m or 1h; got {args.budget!r}"
@@ -292,7 +284,7 @@ def prepare(
             "search": {"draws": config.draws},
         }
         if known := runs.open(about):
-            tell(f"continuing from {known} run{'s' * (known > 1)} in {folder.path}")
+            tell(f"continuing from {count(known, 'run')} in {folder.path}")
         if program is None and not space.grows:
             tell(
                 f"all runs have {count(epochs, 'epoch')} (--epochs), because the schedule {config.schedule} depends on "
@@ -453,10 +445,10 @@ def _tell(began: float | None, *, quiet: bool) -> Any:
 
 
 def _heading(search: Search, budget: str) -> str:
+    from paceline.text import count
+
     space, base = search.space, search.space.base
     place = "this machine" if space.options is None else f"a simulated machine ({space.options.network})"
     program = space.program
     what = shlex.join([base.data, base.model] if program is None else [program.file, *program.arguments])
-    return (
-        f"{what}: {search.goal} on {place} with {space.cores} core{'s' * (space.cores > 1)}, within {budget}"
-    )
+    return f"{what}: {search.goal} on {place} with {count(space.cores, 'core')}, within {budget}"

@@ -134,7 +134,6 @@ class Row:
     runs: int
     seeds: int
     accuracy: float | None
-    accuracy_range: tuple[float, float] | None
     loss: float | None
     """On the test samples; None if it is unknown, NaN or infinite."""
     values: dict[str, tuple[float, ...]]
@@ -496,7 +495,6 @@ def _row(key: Key, members: list[Run], serial: Mapping[int, Span], where: str) -
         runs=len(members),
         seeds=len({run.config["seed"] for run in members}),
         accuracy=fmean(accuracies) if accuracies else None,
-        accuracy_range=(min(accuracies), max(accuracies)) if accuracies else None,
         loss=fmean(values["loss"]) if "loss" in values else None,
         values=values,
         metric=ACCURACY,

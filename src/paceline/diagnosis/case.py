@@ -21,7 +21,7 @@ from paceline.compare.laws import fit_line
 from paceline.compare.metric import ACCURACY, LOSS, Metric, metric_named, names_in, read_last, read_test
 from paceline.compare.rows import describe_simulation, ways_of
 from paceline.compare.theory import facts_of
-from paceline.diagnosis.timing import Line, Timing, fit_given_costs, line_of, timing_of
+from paceline.diagnosis.timing import Line, StepTiming, fit_given_costs, line_of, timing_of
 from paceline.errors import UsageError
 from paceline.record import Run
 from paceline.record.environment import node_of
@@ -39,7 +39,7 @@ class Scale:
     """The runs of one strategy on one number of ranks, which differ only in their seeds."""
 
     runs: tuple[Run, ...]
-    timing: Timing
+    timing: StepTiming
     place: Place
 
     @property

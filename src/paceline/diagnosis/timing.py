@@ -128,10 +128,10 @@ WORKING = ("compute", "exchange", "update")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Timing:
+class StepTiming:
     """The seconds of a step of a rank that computes.
 
-    >>> round(Timing(compute=3e-4, exchange=1e-4).share("exchange"), 6)
+    >>> round(StepTiming(compute=3e-4, exchange=1e-4).share("exchange"), 6)
     0.25
     """
 
@@ -179,7 +179,7 @@ class Timing:
         return float(sum(getattr(self, part) for part in parts)) / self.total if self.total > 0 else 0.0
 
 
-def timing_of(runs: Sequence[Run], *, together: bool, served: bool) -> Timing:
+def timing_of(runs: Sequence[Run], *, together: bool, served: bool) -> StepTiming:
     """Read the logs of runs that differ only in their seeds.
 
     `together`: all ranks that compute take part in the same exchanges; `served`: they wait for masters' answers.
@@ -211,7 +211,7 @@ def timing_of(runs: Sequence[Run], *, together: bool, served: bool) -> Timing:
         if waited:
             parts["answer"] = min(waited) if served else 0.0
             parts["wait"] = float(np.mean(waited)) - parts["answer"]
-    return Timing(
+    return StepTiming(
         **parts,
         **found,
         steps=float(np.mean(list(batches.values()))) / len(logs),
@@ -239,14 +239,14 @@ def _log(run: Run) -> dict[str, Array] | None:
     }
 
 
-def _from_summaries(runs: Sequence[Run]) -> Timing:
+def _from_summaries(runs: Sequence[Run]) -> StepTiming:
     """Return the means over all ranks, which remain if no rank's steps are known."""
     steps = max(1.0, float(np.mean([run.summary.get("steps") or 1 for run in runs])))
     seconds: dict[str, Any] = {
         kind: float(np.mean([run.summary["seconds"].get(kind) or 0.0 for run in runs])) / steps
         for kind in ("compute", "exchange", "wait", "update")
     }
-    return Timing(**seconds, steps=steps, workers=int(runs[0].config["ranks"]))
+    return StepTiming(**seconds, steps=steps, workers=int(runs[0].config["ranks"]))
 
 
 def _quantiles(

@@ -263,34 +263,34 @@ def _lives(process: str) -> bool:
     return True
 
 
-class Rule(NamedTuple):
+class _Rule(NamedTuple):
     """A test of a value in a file, and a description of valid values."""
 
     holds: Callable[[Any], bool]
     words: str
 
 
-TEXT = Rule(is_text, "a text")
-SHARE = Rule(lambda value: is_share(value) and value > 0, "a fraction above 0 and at most 1")
+TEXT = _Rule(is_text, "a text")
+SHARE = _Rule(lambda value: is_share(value) and value > 0, "a fraction above 0 and at most 1")
 # The rules for the values of an object in a file; a name in brackets may be null or missing.
 FIGURE = {
     "strategy": TEXT,
-    "(ranks)": Rule(is_whole, "a whole number"),
-    "(seconds)": Rule(is_amount, "a number from 0"),
-    "(accuracy)": Rule(is_share, "a fraction from 0 to 1"),
-    "(of)": Rule(lambda value: value in ("test", "training"), "test or training"),
+    "(ranks)": _Rule(is_whole, "a whole number"),
+    "(seconds)": _Rule(is_amount, "a number from 0"),
+    "(accuracy)": _Rule(is_share, "a fraction from 0 to 1"),
+    "(of)": _Rule(lambda value: value in ("test", "training"), "test or training"),
     "(what)": TEXT,
     "(source)": TEXT,
     "(setting)": TEXT,
     "(part)": TEXT,
-    "(problem)": Rule(is_object, "an object"),
+    "(problem)": _Rule(is_object, "an object"),
 }
 NOTE = {
-    "settings": Rule(is_object, "an object"),
+    "settings": _Rule(is_object, "an object"),
     "(why)": TEXT,
-    "(status)": Rule(lambda value: isinstance(value, int), "a whole number"),
+    "(status)": _Rule(lambda value: isinstance(value, int), "a whole number"),
 }
-CELL = {"(strategy)": TEXT, "(ranks)": Rule(is_some, "a whole number of at least 1")}
+CELL = {"(strategy)": TEXT, "(ranks)": _Rule(is_some, "a whole number of at least 1")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -474,7 +474,7 @@ def _read_failed(file: Path, wrong: list[str]) -> Failed | None:
     return Failed(settings=told["settings"], why=told.get("why") or "", status=told.get("status"), file=file)
 
 
-def _mistake(values: Any, rules: Mapping[str, Rule]) -> str | None:
+def _mistake(values: Any, rules: Mapping[str, _Rule]) -> str | None:
     """Return a description of the mistake in an object; None if there is none."""
     if not isinstance(values, dict):
         return f"it must be an object; got {format_value(values)}"
