@@ -158,22 +158,13 @@ def predict_scaling(args: argparse.Namespace) -> int:
     options.check(max(ranks))
     import_from_here()
     from paceline.commands._prediction import draw, table
-    from paceline.data import load_labels
     from paceline.files import json_text, write_json
-    from paceline.launch import limit_threads, usable_cores
+    from paceline.launch import usable_cores
     from paceline.machine import load_network
     from paceline.record import find_runs
-    from paceline.simulate.case import Workload, check_job, normalize_name
+    from paceline.simulate.case import check_job, normalize_name
     from paceline.simulate.scaling import Scaling, describe, find_measured, to_values
-    from paceline.simulate.training import costs_for
     from paceline.simulate.work import Work, work_load
-    from paceline.training.job import Job
-
-    bar = Bar() if sys.stderr.isatty() and not args.quiet else None
-
-    def tell(text: str) -> None:
-        if bar is not None:
-            bar.draw(before=text)
 
     work = None if args.work is None else Work.load(args.work, ranks=max(ranks))
     strategies = [
@@ -182,60 +173,41 @@ def predict_scaling(args: argparse.Namespace) -> int:
     find_runs(args.measured)
     load_network(options.network)
     _folder(args.out)
+    bar = Bar() if sys.stderr.isatty() and not args.quiet else None
+
+    def tell(text: str) -> None:
+        if bar is not None:
+            bar.draw(before=text)
+
     threaded: dict[int, Workload] = {}
-    if work is not None:
-        bench = work_load(work, options, **{**settings, "data": None, "model": None})
-        config = bench.config
-        for name in strategies:
-            check_job(bench.job(name, config), ranks, accuracy=args.accuracy)
-    else:
-        data = load_labels(config.data, labels=config.labels)
-        jobs = {
-            name: Job(config=replace(config, strategy=name), data=data, runs=None)
-            for name in ("serial", *strategies)
-        }
-        for name, job in jobs.items():
-            check_job(job, [1] if name == "serial" else ranks, accuracy=args.accuracy)
-        costs = {}
-        try:
-            with limit_threads(config.threads or 1):
-                for name, job in jobs.items():
-                    tell(f"measuring what {name} costs")
-                    network, costs[name] = costs_for(job, options)
-        except RuntimeError as failed:  # the ranks that measure it have printed why
-            print(f"paceline simulate: {failed}", file=sys.stderr)
-            return 1
-        alone = costs["serial"]
-        bench = Workload(
-            config=config,
-            data=data,
-            costs=alone,
-            own_costs={name: own for name, own in costs.items() if own != alone},
-            network=network,
-            options=options,
-        )
-        try:
-            threaded = threaded_workloads(bench, jobs, ranks, tell) if config.threads is None else {}
-        except RuntimeError as failed:
-            print(f"paceline simulate: {failed}", file=sys.stderr)
-            return 1
-    processes = args.jobs
-    if processes is None:
-        each = (config.threads or 1) * (options.compute_threads or 1)
-        processes = max(1, usable_cores() // each) if args.accuracy else 1
-    scaling = Scaling(
-        workload=bench,
-        strategies=strategies,
-        ranks=ranks,
-        accuracy=args.accuracy,
-        most=args.messages,
-        tell=tell,
-        threaded=threaded,
-        jobs=processes,
-        load=partial(load_parts, work, config),
-    )
     try:
-        prediction = scaling.predict()
+        if work is not None:
+            bench = work_load(work, options, **{**settings, "data": None, "model": None})
+            config = bench.config
+            for name in strategies:
+                check_job(bench.job(name, config), ranks, accuracy=args.accuracy)
+        else:
+            data, jobs = _make_jobs(config, strategies, ranks, accuracy=args.accuracy)
+            try:
+                bench = _measure(config, data, jobs, options, tell)
+                if config.threads is None:
+                    threaded = threaded_workloads(bench, jobs, ranks, tell)
+            except RuntimeError as failed:  # the ranks that measure it have printed why
+                print(f"paceline simulate: {failed}", file=sys.stderr)
+                return 1
+        each = (config.threads or 1) * (options.compute_threads or 1)
+        together = max(1, usable_cores() // each) if args.accuracy else 1
+        prediction = Scaling(
+            workload=bench,
+            strategies=strategies,
+            ranks=ranks,
+            accuracy=args.accuracy,
+            most=args.messages,
+            tell=tell,
+            threaded=threaded,
+            jobs=args.jobs or together,
+            load=partial(load_parts, work, config),
+        ).predict()
     finally:
         if bar is not None:
             bar.close()
@@ -252,6 +224,48 @@ def predict_scaling(args: argparse.Namespace) -> int:
     if not args.json:
         print(f"\nfigure: {args.out / 'scaling.svg'}")
     return 0
+
+
+def _make_jobs(
+    config: Config, strategies: Sequence[str], ranks: Sequence[int], *, accuracy: bool
+) -> tuple[Dataset, dict[str, Job]]:
+    """Load the data, and return them with a checked job for serial training and for each strategy."""
+    from paceline.data import load_labels
+    from paceline.simulate.case import check_job
+    from paceline.training.job import Job
+
+    data = load_labels(config.data, labels=config.labels)
+    jobs = {
+        name: Job(config=replace(config, strategy=name), data=data, runs=None)
+        for name in ("serial", *strategies)
+    }
+    for name, job in jobs.items():
+        check_job(job, [1] if name == "serial" else ranks, accuracy=accuracy)
+    return data, jobs
+
+
+def _measure(
+    config: Config, data: Dataset, jobs: Mapping[str, Job], options: Options, tell: Callable[[str], None]
+) -> Workload:
+    """Measure what the work of each job costs with one thread, or as many as are given."""
+    from paceline.launch import limit_threads
+    from paceline.simulate.case import Workload
+    from paceline.simulate.training import costs_for
+
+    costs = {}
+    with limit_threads(config.threads or 1):
+        for name, job in jobs.items():
+            tell(f"measuring what {name} costs")
+            network, costs[name] = costs_for(job, options)
+    alone = costs["serial"]
+    return Workload(
+        config=config,
+        data=data,
+        costs=alone,
+        own_costs={name: own for name, own in costs.items() if own != alone},
+        network=network,
+        options=options,
+    )
 
 
 def load_parts(work: Work | None, config: Config) -> tuple[Dataset, Model | None]:
