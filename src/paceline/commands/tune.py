@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ from paceline.simulate.options import Options
 if TYPE_CHECKING:
     from paceline.compare.metric import Goal
     from paceline.study.folder import Folder
+    from paceline.tune.forecast import Forecast
     from paceline.tune.running import Runs
     from paceline.tune.search import Search
     from paceline.tune.space import Choices, Space
@@ -192,6 +193,19 @@ def _print_answer(search: Search, budget: str) -> None:
     print(f"\n{answer.found}\n{answer.sure}\n{answer.second}\n{answer.command}", flush=True)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """What is tuned, a network on data or a program, and its candidates."""
+
+    space: Space
+    title: str
+    slug: str
+    """The problem in the name of the folder for its runs."""
+    samples: int = 0
+    """Training samples of an epoch; those of a program are unknown."""
+    forecast: Forecast | None = None
+
+
 def prepare(
     args: argparse.Namespace, began: float | None = None
 ) -> tuple[Folder, Callable[[int], tuple[Search, Runs]]]:
@@ -199,70 +213,22 @@ def prepare(
 
     `began`: when the budget began, by `time.monotonic()`; by default when the search is made.
     """
-    from paceline import launch
-    from paceline.compare.metric import Goal
     from paceline.study.folder import Folder
     from paceline.study.run import Trains
     from paceline.text import count
-    from paceline.tune.forecast import Forecast
     from paceline.tune.running import Progress, Runs
     from paceline.tune.search import MOST_EPOCHS, Search
-    from paceline.tune.space import USUAL_BATCH, USUAL_RATE, make_space
 
-    if args.target is None:
-        after = any(word.partition("=")[0] == "--target" for word in args.program)
-        where = (
-            f" before the program: paceline tune --target … {args.program[0]}" if after else ": --target 98%"
-        )
-        raise UsageError(f"give a target{where}")
-    goal = Goal.parse(args.target)
-    budget = parse_duration(args.budget)
-    if budget is None or budget < LEAST_BUDGET:
-        raise UsageError(
-            f"budget must be a time of at least 1 s, such as 60s, 10m or 1h; got {args.budget!r}"
-        )
+    goal, budget = _goal(args), _budget(args)
     given = set(getattr(args, "given", ()))
-    choices = _choices(args)
-    config = Config(
-        **{
-            each.name: getattr(args, each.name)
-            for each in fields(Config)
-            if each.name not in (*NOT_HERE, *SEARCHED)
-        },
-        **{name: values[0] for name in SEARCHED if (values := getattr(args, name))},
-    )
-    if config.epochs < 1:
-        raise UsageError(f"epochs must be at least 1 for a search; got {config.epochs}")
+    choices, config = _choices(args), _config(args)
     options, cores = _machine(args)
     program = _program(args, given, goal)
-    samples, forecast = 0, None
     if program is not None:
-        space = _check_space(
-            make_space(
-                config,
-                cores=cores,
-                samples=0,
-                rate=USUAL_RATE,
-                choices=choices,
-                options=options,
-                nodes=_nodes(options, cores),
-                program=program,
-            )
-        )
-        title, slug = shlex.join([program.file, *program.arguments]), _slug(Path(program.file).stem)
+        problem = _problem_of_program(program, config, choices, options, cores)
     else:
-        with launch.limit_threads(1):
-            data, model, space = _space(config, choices, options, cores)
-        _check_goal(goal, data)
-        samples, title = len(data.train), f"{config.data}, {config.model}"
-        slug = f"{_slug(config.data)}-{_slug(config.model)}"
-        forecast = Forecast(
-            base=config,
-            data=data,
-            model=model,
-            batch=min(4 * USUAL_BATCH, max(one.batch or 1 for one in space.candidates)),
-            options=options,
-        )
+        problem = _problem_of_data(goal, config, choices, options, cores)
+    space, slug = problem.space, problem.slug
     if options is not None:
         slug += f"-for-{cores}" + (f"-{_slug(args.network)}" if args.network else "")
     folder = Folder(args.runs or Path("runs") / f"tune-{slug}")
@@ -274,12 +240,12 @@ def prepare(
 
     def make(lock: int) -> tuple[Search, Runs]:
         runs = Runs(
-            folder=folder, space=space, metric=goal.metric, samples=samples, tell=tell,
+            folder=folder, space=space, metric=goal.metric, samples=problem.samples, tell=tell,
             start=Trains(runs=folder.path, lock=lock, modules=modules, extendable=space.grows),
             progress=Progress(budget) if program is not None and options is None else None,
         )  # fmt: skip
         about: dict[str, Any] = {
-            "title": f"tune: {title}",
+            "title": f"tune: {problem.title}",
             "target": goal.text,
             "search": {"draws": config.draws},
         }
@@ -296,13 +262,49 @@ def prepare(
             bench=runs,
             budget=budget,
             began=began,
-            speeds=forecast if budget >= FORECAST_FROM or options is not None else None,
+            speeds=problem.forecast if budget >= FORECAST_FROM or options is not None else None,
             most_epochs=epochs,
             tell=tell,
         )
         return search, runs
 
     return folder, make
+
+
+def _goal(args: argparse.Namespace) -> Goal:
+    from paceline.compare.metric import Goal
+
+    if args.target is None:
+        after = any(word.partition("=")[0] == "--target" for word in args.program)
+        where = (
+            f" before the program: paceline tune --target … {args.program[0]}" if after else ": --target 98%"
+        )
+        raise UsageError(f"give a target{where}")
+    return Goal.parse(args.target)
+
+
+def _budget(args: argparse.Namespace) -> float:
+    budget = parse_duration(args.budget)
+    if budget is None or budget < LEAST_BUDGET:
+        raise UsageError(
+            f"budget must be a time of at least 1 s, such as 60s, 10m or 1h; got {args.budget!r}"
+        )
+    return budget
+
+
+def _config(args: argparse.Namespace) -> Config:
+    """Return the settings that all runs share and, of those that are searched, the first values given."""
+    config = Config(
+        **{
+            each.name: getattr(args, each.name)
+            for each in fields(Config)
+            if each.name not in (*NOT_HERE, *SEARCHED)
+        },
+        **{name: values[0] for name in SEARCHED if (values := getattr(args, name))},
+    )
+    if config.epochs < 1:
+        raise UsageError(f"epochs must be at least 1 for a search; got {config.epochs}")
+    return config
 
 
 def _choices(args: argparse.Namespace) -> Choices:
@@ -375,27 +377,52 @@ def _machine(args: argparse.Namespace) -> tuple[Options | None, int]:
     return options, args.for_ranks
 
 
-def _space(config: Config, choices: Choices, options: Options | None, cores: int) -> tuple[Any, Any, Space]:
-    """Return the data, the model and the candidates; raise a UsageError if there is nothing to run."""
-    from dataclasses import replace
-
-    from paceline.training.job import Job, build_component
+def _problem_of_program(
+    program: Program, config: Config, choices: Choices, options: Options | None, cores: int
+) -> Problem:
     from paceline.tune.space import USUAL_RATE, make_space
+
+    space = make_space(
+        config, cores=cores, samples=0, rate=USUAL_RATE, choices=choices, options=options,
+        nodes=_nodes(options, cores), program=program,
+    )  # fmt: skip
+    title = shlex.join([program.file, *program.arguments])
+    return Problem(space=_check_space(space), title=title, slug=_slug(Path(program.file).stem))
+
+
+def _problem_of_data(
+    goal: Goal, config: Config, choices: Choices, options: Options | None, cores: int
+) -> Problem:
+    """Load the data and build the model, which is not trained here."""
+    from paceline import launch
+    from paceline.training.job import Job, build_component
+    from paceline.tune.forecast import Forecast
+    from paceline.tune.space import USUAL_BATCH, USUAL_RATE, make_space
     from paceline.updates import choose_rate
 
-    job = Job(config=replace(config, strategy="serial"), runs=None)
-    data, _ = job.check(1)
-    job.check_memory(data, job.build_strategy(), 1)
-    model = job.build(data)
-    usual = float(getattr(model, "default_rate", USUAL_RATE))
-    rate = config.lr or choose_rate(build_component("updates", config.update), usual)
-    for strategy in choices.strategies:
-        Job(config=replace(config, strategy=strategy), data=data, runs=None).build_strategy()
-    space = make_space(
-        config, cores=cores, samples=len(data.train), rate=rate, choices=choices, options=options,
-        nodes=_nodes(options, cores), data=data,
-    )  # fmt: skip
-    return data, model, _check_space(space)
+    with launch.limit_threads(1):
+        job = Job(config=replace(config, strategy="serial"), runs=None)
+        data, _ = job.check(1)
+        job.check_memory(data, job.build_strategy(), 1)
+        model = job.build(data)
+        usual = float(getattr(model, "default_rate", USUAL_RATE))
+        rate = config.lr or choose_rate(build_component("updates", config.update), usual)
+        for strategy in choices.strategies:
+            Job(config=replace(config, strategy=strategy), data=data, runs=None).build_strategy()
+        space = make_space(
+            config, cores=cores, samples=len(data.train), rate=rate, choices=choices, options=options,
+            nodes=_nodes(options, cores), data=data,
+        )  # fmt: skip
+        _check_space(space)
+    _check_goal(goal, data)
+    batch = min(4 * USUAL_BATCH, max(one.batch or 1 for one in space.candidates))
+    return Problem(
+        space=space,
+        title=f"{config.data}, {config.model}",
+        slug=f"{_slug(config.data)}-{_slug(config.model)}",
+        samples=len(data.train),
+        forecast=Forecast(base=config, data=data, model=model, batch=batch, options=options),
+    )
 
 
 def _check_space(space: Space) -> Space:
