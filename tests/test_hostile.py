@@ -289,6 +289,27 @@ def test_bench_with_endless_seconds_makes_all_repeats() -> None:
     assert run(body, ranks=2).values == [5, 5]
 
 
+def test_links_to_themselves_are_refused(
+    nothing_starts: None, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("loop", "folder/loop"):
+        Path(name).symlink_to("loop")
+    for line, said in (
+        ("report folder", "there are no complete runs to report on"),
+        (
+            "export folder --to mlflow --out new",
+            "there is no run in folder that is complete or has a checkpoint",
+        ),
+        ("report loop", "no such run or folder of runs: loop"),
+        ("predict loop", "no such run: loop"),
+        ("resume loop", f"no such run: {Path.cwd() / 'loop'}"),
+        ("slurm -- resume loop", f"no such run: {Path.cwd() / 'loop'}"),
+    ):
+        assert cli.main(line.split()) == 2, line
+        assert capsys.readouterr().err == f"paceline {line.split()[0]}: {said}\n"
+    assert {record.getMessage() for record in caplog.records} == {"left out: no such run: folder/loop"}
+
+
 def test_only_regular_files_are_replaced(tmp_path: Path) -> None:
     """A device such as /dev/null would become a file for everybody."""
     pipe = tmp_path / "pipe"

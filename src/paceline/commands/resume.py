@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from dataclasses import fields
+from pathlib import Path
 
 from paceline.commands import add_hosts, add_safety, check_ranks, import_from_here, parse_path, read_hosts
 from paceline.commands.train import run_rank, simulate_job, start_ranks
@@ -64,7 +66,7 @@ def main(args: argparse.Namespace) -> int:
     check_ranks(args)
     here = launch.world()
     wanted = here.size if here is not None else args.ranks
-    folder = args.run.resolve()
+    folder = Path(os.path.realpath(args.run))
     run = Run(folder)
     if not args.because and args.expect_ranks is None:
         check_idle(folder)

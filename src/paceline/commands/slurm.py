@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import subprocess
 from collections.abc import Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from paceline.errors import UsageError
@@ -125,7 +127,9 @@ def _check_ranks(given: argparse.Namespace, ranks: int) -> bool:
     if given.command == "resume":
         from paceline.training.resuming import settings_of
 
-        settings_of(given.run.resolve(), more_epochs=given.epochs, ranks=ranks, trust=given.trust)
+        settings_of(
+            Path(os.path.realpath(given.run)), more_epochs=given.epochs, ranks=ranks, trust=given.trust
+        )
         return True
     from paceline.commands import import_from_here
     from paceline.config import Config, Safety

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
@@ -204,9 +205,7 @@ class Run:
     def _summary_so_far(self) -> dict[str, Any]:
         """Return the results of a run that was cut, as far as its last checkpoint has them."""
         saved, config, count = self._saved or [], self.config, self.steps["count"]
-        kinds = dict.fromkeys(
-            (*("compute", "exchange", "wait", "update", "evaluation"), *saved[0]["seconds"])
-        )
+        kinds = dict.fromkeys(("compute", "exchange", "wait", "update", "evaluation", *saved[0]["seconds"]))
         by_rank = [{kind: float(state["seconds"].get(kind, 0.0)) for kind in kinds} for state in saved]
         trained = max(sum(seconds.values()) - seconds["evaluation"] for seconds in by_rank)
         whole = (config.get("strategy_facts") or {}).get("whole_batches") is True
@@ -262,9 +261,9 @@ def find_runs(
                 found.append(place)
         except OSError as error:
             raise unreadable(place, error) from None
-    once: dict[Path, Path] = {}
+    once: dict[str, Path] = {}
     for folder in found:
-        once.setdefault(folder.resolve(), folder)
+        once.setdefault(os.path.realpath(folder), folder)  # a link to itself stays as it is
     runs = []
     for folder in once.values():
         try:
