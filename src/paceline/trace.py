@@ -395,9 +395,8 @@ def write_trace(run: Run, path: Path, steps: tuple[int, int] | None = None) -> T
     with ExitStack() as stack:
         file: Any = stack.enter_context(replace_file(path))
         if path.suffix == ".gz":
-            file = stack.enter_context(
-                gzip.GzipFile("", "wb", fileobj=file, mtime=0)
-            )  # the same bytes every time
+            # Without a name and a time, for the same bytes every time.
+            file = stack.enter_context(gzip.GzipFile("", "wb", fileobj=file, mtime=0))
         file.write(b'{"displayTimeUnit":"ms","otherData":')
         file.write(json_text(_describe(run, timeline)).encode())
         file.write(b',"traceEvents":[\n')

@@ -64,14 +64,10 @@ def _entry(kind: str, name: str) -> dict[str, Any]:
     target = names.find(kind, name)
     about = inspect.getdoc(target) or inspect.getdoc(inspect.getmodule(target)) or ""
     ours = target.__module__.startswith("paceline.")
-    if kind == "collectives" or (
-        ours and kind in ("data", "models")
-    ):  # functions whose modules say what they make
+    # Of functions, the modules say what they make.
+    if kind == "collectives" or (ours and kind in ("data", "models")):
         about = inspect.getdoc(inspect.getmodule(target)) or about
-    if kind == "collectives":
-        options: dict[str, inspect.Parameter] = {}
-    else:
-        options = names.options_of(target, kind)
+    options = {} if kind == "collectives" else names.options_of(target, kind)
     documented = _field_docs(target)
     return {
         "name": name,

@@ -133,16 +133,11 @@ def _print_results(document: Document) -> None:
         _print_table(next(block for block in section.blocks if isinstance(block, Table)))
         answer = "" if section.opening is None else section.opening.sentence
         for line in lines:
-            if not (
-                line.startswith(UNREACHED) and answer.startswith(UNREACHED)
-            ):  # the answer says it as well
+            # The answer says it as well.
+            if not (line.startswith(UNREACHED) and answer.startswith(UNREACHED)):
                 print(line)
-        if section.opening is not None:
-            print(
-                "\n".join(
-                    filter(None, (section.opening.sentence, section.opening.sure, section.opening.command))
-                )
-            )
+        if (opening := section.opening) is not None:
+            print(*filter(None, (opening.sentence, opening.sure, opening.command)), sep="\n")
     print()
 
 

@@ -30,16 +30,8 @@ SHOWN = 8  # runs at most in the terminal, besides those that go on
 GAP = 2  # spaces between two columns
 NAME = 28  # characters of a run's name that a narrow terminal should have space for
 WAITING = "waiting, by rank"
-IMPORTANT = (
-    "state",
-    "quality",
-    "epoch",
-    "left",
-    "settings",
-    "samples/s",
-    "waiting",
-    "loss",
-)  # the most, first
+# The columns that a narrow terminal should show, the most important first.
+IMPORTANT = ("state", "quality", "epoch", "left", "settings", "samples/s", "waiting", "loss")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -55,20 +55,15 @@ def problem_of(run: Run) -> Problem:
     length += f", until {until}" if until else ""
     extra = "" if c["lr_scaling"] == "none" else f" scaled by {c['lr_scaling']}"
     extra += "" if c["schedule"] == "constant" else f", {c['schedule']}"
-    parameters, rate, where = (
-        count(s["parameters"], "parameter"),
-        f"lr {c['lr']:g}",
-        run.environment["processor"],
-    )
-    if "update" in (c.get("objects") or ()):  # a torch optimizer, whose description has its learning rates
-        rate = ""
+    parameters, where = count(s["parameters"], "parameter"), run.environment["processor"]
+    # The description of a torch optimizer has its learning rates.
+    rate = "" if "update" in (c.get("objects") or ()) else f"lr {c['lr']:g}"
     clip = "" if c.get("clip") is None else f"clipped to {c['clip']:g}"
     update = ", ".join(filter(None, (f"{c['update']} {rate}".strip(), clip)))
     scaled = "lr not scaled" if c["lr_scaling"] == "none" else f"lr scaled by {c['lr_scaling']}"
     arguments = shlex.join((c.get("program") or {}).get("arguments") or ())
-    optimizer = (
-        "" if c.get("program") else c["update"]
-    )  # a program's has its learning rate, which its arguments give
+    # A program's has its learning rate, which its arguments give.
+    optimizer = "" if c.get("program") else c["update"]
     code = ", ".join(f"{part} code {_code(run)[part][:8]}" for part in PARTS if part in _code(run))
     return Problem(
         title=f"{data}, {c['model']}",

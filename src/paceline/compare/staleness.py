@@ -90,11 +90,9 @@ class Staleness:
             sums[min(tau // width, end // width + 1)] += count
         bars = [Bar(n * width, (n + 1) * width - 1, sums[n] / whole) for n in range(end // width + 1)]
         above = bars[-1].last + 1
-        return (
-            [*bars, Bar(above, self.largest, sums[len(bars)] / whole, tail=True)]
-            if self.largest >= above
-            else bars
-        )
+        if self.largest >= above:
+            bars.append(Bar(above, self.largest, sums[len(bars)] / whole, tail=True))
+        return bars
 
 
 def staleness_of(summaries: Iterable[Mapping[str, Any]]) -> Staleness | None:

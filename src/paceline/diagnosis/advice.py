@@ -102,11 +102,9 @@ def batch_of(case: Case, own: int) -> int:
 def largest_batch(case: Case) -> int | None:
     """Return the largest batch that is advised, so that an epoch keeps STEPS steps per rank; None: unknown data."""
     samples = case.config.get("samples")
-    return (
-        None
-        if not samples
-        else int(samples) // STEPS // (case.at.timing.workers if case.whole_batches else 1)
-    )
+    if not samples:
+        return None
+    return int(samples) // STEPS // (case.at.timing.workers if case.whole_batches else 1)
 
 
 def larger_batch(case: Case, seconds: float, why: str) -> str | None:

@@ -106,12 +106,8 @@ def often(seconds: Mapping[int, float], steps: Mapping[int, int]) -> dict[int, f
     most = max(seconds, key=lambda size: steps.get(size, 0))
     enough = max(STEPS, OFTEN * steps.get(most, 0))
     kept = {size: took for size, took in seconds.items() if size == most or steps.get(size, 0) >= enough}
-    return {
-        size: took
-        for size, took in kept.items()
-        if size >= most
-        or took <= kept[most]  # a smaller size that is slower does not show the cost of its samples
-    }
+    # A smaller size that is slower does not show the cost of its samples.
+    return {size: took for size, took in kept.items() if size >= most or took <= kept[most]}
 
 
 def fit_given_costs(costs: Curves, samples: float, ranks: int) -> Line | None:

@@ -248,9 +248,8 @@ class Saver:
         self._thread: threading.Thread | None = None
         self._failure: str | None = None
         self._reported = False
-        for left in part_of(run, rank, 0).parent.glob(
-            ".*.npz.*"
-        ):  # half-written when an earlier process was killed
+        # Half-written when an earlier process was killed.
+        for left in part_of(run, rank, 0).parent.glob(".*.npz.*"):
             with suppress(OSError):
                 left.unlink()
 

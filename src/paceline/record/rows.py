@@ -602,14 +602,10 @@ def gather_rows(log: RowLog, control: Control, folder: Path | None, table: str) 
 
 def _rows_in(log: RowLog) -> int:
     """Return the number of whole rows in a log's file."""
-    try:
-        return (
-            log.path.stat().st_size // (ITEM * log.width)
-            if log.path is not None and log.path.is_file()
-            else 0
-        )
-    except OSError:
-        return 0
+    with suppress(OSError):
+        if log.path is not None and log.path.is_file():
+            return log.path.stat().st_size // (ITEM * log.width)
+    return 0
 
 
 def earlier_ranks(folder: Path | None, table: str, columns: Sequence[str], ranks: int) -> Iterator[RowLog]:

@@ -166,9 +166,8 @@ class Record:
         self.unsaved: str | None = None
         """Why the run could not be saved anywhere, in the end."""
         self._files: dict[str, Any] = {}  # the JSON files written at the start
-        self._lines: list[
-            str
-        ] = []  # of epochs.jsonl; beyond EPOCHS every second one of the earlier is dropped
+        self._lines: list[str] = []
+        """Those of epochs.jsonl; beyond EPOCHS every second one of the earlier is dropped."""
         self._unwritten: list[str] = []
         self._size = 0  # of epochs.jsonl
 

@@ -271,9 +271,8 @@ def varying(cells: Sequence[Cell]) -> tuple[str, ...]:
     >>> varying([Cell(config=Config(), ranks=2, program=Program(file=name)) for name in ("small.py", "large.py")])
     ('file',)
     """
-    compared = [
-        cell for cell in cells if not cell.serial
-    ] or cells  # baselines have threads of their own, which they name
+    # Baselines have threads of their own, which they name.
+    compared = [cell for cell in cells if not cell.serial] or cells
     groups: list[list[Cell]] = [list(compared)]
     found = []
     names = (s.name for kind in (Config, Program) for s in fields(kind))

@@ -148,9 +148,8 @@ class StudyPart:
         if simulation is not None:
             own = {name: values for name, values in self.axes.items() if name in SIMULATION}
             axes |= {**simulation, **own}
-        axes = {
-            name: values for name, values in axes.items() if values
-        }  # a setting without any valid value is ignored
+        # A setting without any valid value is ignored.
+        axes = {name: values for name, values in axes.items() if values}
         if (count := math.prod(map(len, axes.values()))) > MOST_CELLS:
             line = f"{self.label}: it has {count:,} cells, more than {MOST_CELLS:,}"
             wrong += [] if line in wrong else [line]
