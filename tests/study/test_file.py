@@ -25,9 +25,9 @@ BAD = {
     "tilte = 'x'\n" + PART: ["the file: unknown key 'tilte'; choose one of title, question, target, target_accuracy"],
     "target = 'loss<=-1'\n" + PART: ["target: a target loss must be above 0: no run can reach loss <= -1"],
     "target_accuracy = 90\n" + PART: [
-        "target_accuracy must be a number above 0 and up to 1: a fraction, such as 0.9 for 90 %; got 90"
+        "target_accuracy must be a fraction above 0 and at most 1, such as 0.9 for 90 %; got 90"
     ],
-    "timeout = 0\n" + PART: ["timeout must be a number above 0 of seconds that a run may take; got 0"],
+    "timeout = 0\n" + PART: ["timeout must be a number of seconds above 0; got 0"],
     "settings = 1\n" + PART: ["settings must be a table, [settings]; got 1"],
     "[settings]\nepocs = 1\n" + PART: ["[settings]: unknown key 'epocs'; choose one of data, model"],
     "[simulation]\nbatch = 1\n" + PART: ["[simulation]: unknown key 'batch'; choose one of network, machine"],
@@ -49,6 +49,7 @@ BAD = {
         "part 2: lr must be a number above 0; got -1",
         "part 2: lr must be a number above 0; got 'x'",
     ],
+    PART.replace("ranks = 1", "ranks = 'cores, at most 0'"): [f"{RANKS.format(1)}'cores, at most 0'"],
     PART.replace("ranks = 1", "ranks = [0, 1.5, 'kernels']"): [
         f"{RANKS.format(1)}0",
         f"{RANKS.format(1)}1.5",
@@ -189,6 +190,25 @@ def test_cells_that_cannot_work_are_refused_together(
         "part 3: unknown strategy 'snyc'",
     ]
     assert list(tmp_path.iterdir()) == [tmp_path / "s.toml"]
+
+
+def test_every_unknown_name_of_a_cell_is_reported() -> None:
+    config = Config(data="irsi", model="mpl", strategy="snyc", update="sdg", schedule="cosin")
+    lines = mistakes([Cell(config=config, ranks=2, part="part 1")])
+    assert sorted(line.partition("; choose")[0] for line in lines) == [
+        "part 1, snyc on 2 ranks: unknown data set 'irsi'",
+        "part 1, snyc on 2 ranks: unknown model 'mpl'",
+        "part 1, snyc on 2 ranks: unknown schedule 'cosin'",
+        "part 1, snyc on 2 ranks: unknown strategy 'snyc'",
+        "part 1, snyc on 2 ranks: unknown update 'sdg'",
+    ]
+
+
+def test_ranks_that_the_nodes_cannot_hold_are_reported() -> None:
+    cell = Cell(config=Config(data="iris", strategy="local-sgd"), ranks=10**9, part="part 1")
+    [line] = mistakes([cell])
+    assert "1000000000 ranks are too many for this machine" in line
+    assert not any("for this machine" in line for line in mistakes([cell], nodes=10**9))
 
 
 def test_simulated_cells_are_checked_as_such() -> None:

@@ -97,18 +97,20 @@ def main(args: argparse.Namespace) -> int:
 def _study(args: argparse.Namespace) -> int:
     """Read and check the file, then list its cells or run what is missing."""
     from paceline.errors import UsageError
+    from paceline.launch import allocated_nodes, parse_hosts
     from paceline.study.file import BadStudyError, mistakes, read
     from paceline.study.folder import Folder
 
+    nodes = len(parse_hosts(args.hosts)) if args.hosts is not None else allocated_nodes()
     try:
         study = read(args.file)
         cells = study.cells(args.on)
         folders = {str(Path(cell.program.file).absolute().parent) for cell in cells if cell.program}
         sys.path += sorted(folders - set(sys.path))  # strategies that are beside a program
-        if wrong := mistakes(cells):
+        if wrong := mistakes(cells, nodes):
             raise BadStudyError(wrong)
     except BadStudyError as bad:
-        for line in (*bad.lines, *(mistakes(bad.rest.cells(args.on)) if bad.rest else ())):
+        for line in (*bad.lines, *(mistakes(bad.rest.cells(args.on), nodes) if bad.rest else ())):
             print(f"paceline study: {args.file}: {line}", file=sys.stderr)
         return 2
     spell = _speller(cells)

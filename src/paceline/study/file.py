@@ -8,7 +8,7 @@ import math
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ SETTINGS = (
 OF_PROGRAM = ("program", "arguments", "ranks", "on", *PROGRAM_SETTINGS, *SIMULATION)
 # Threads that divide the cores among the ranks.
 DIVIDED = "cores / ranks"
-CORES = re.compile(r"cores(?:,? at most (\d{1,9}))?")
+CORES = re.compile(r"cores(?:,? at most ([1-9]\d{0,8}))?")
 MOST_CELLS = 10_000  # of one part
 # The requirements of a setting, checked for each cell.
 WITH: dict[str, dict[str, Any]] = {"lr_scaling": {"batch_per_rank": 1}}
@@ -243,7 +243,7 @@ def read(path: Path) -> Study:
         if not isinstance(told.get(name, ""), str):
             wrong.append(f"{name} must be a text; got {told[name]!r}")
     target = _target(told, wrong)
-    timeout = _number(told, "timeout", wrong, hint=" of seconds that a run may take")
+    timeout = _number(told, "timeout", wrong, "a number of seconds above 0")
     if not isinstance(told.get("all_threads", True), bool):
         wrong.append(f"all_threads must be true or false; got {told['all_threads']!r}")
     before = len(wrong)
@@ -266,19 +266,19 @@ def read(path: Path) -> Study:
         for options in (None, simulation):
             list(part.cells(options, wrong))
     if wrong:
-        unknown = _find_unknown_names("[settings]", everywhere)
-        wrong += unknown
+        unknown = _find_unknown_names(everywhere)
+        wrong += [f"[settings]: {line}" for line in unknown]
         right = [part for part in parts if not any(line.startswith(f"{part.label}: ") for line in wrong)]
         right = right if shared and not unknown else []
         # The cells of other parts are not checked: they would have defaults where the mistakes are.
         for part in (part for part in parts if part not in right):
             own = {name: values for name, values in part.axes.items() if values is not everywhere.get(name)}
-            wrong += _find_unknown_names(part.label, own)
+            wrong += [f"{part.label}: {line}" for line in _find_unknown_names(own)]
         raise BadStudyError(wrong, replace(study, parts=tuple(right)) if right else None)
     return study
 
 
-def _find_unknown_names(where: str, axes: Mapping[str, list[Any]]) -> list[str]:
+def _find_unknown_names(axes: Mapping[str, Sequence[Any]]) -> list[str]:
     """Return the mistakes in the names of data, models, strategies, updates and schedules.
 
     The user's own code (`module:attribute`) is not imported here, but when cells are checked.
@@ -301,12 +301,13 @@ def _find_unknown_names(where: str, axes: Mapping[str, list[Any]]) -> list[str]:
         try:
             checks[name](text)
         except UsageError as error:
-            found.append(f"{where}: {error}")
+            found.append(str(error))
     return found
 
 
 def _target(told: Mapping[str, Any], wrong: list[str]) -> Goal | None:
-    fraction = _number(told, "target_accuracy", wrong, most=1, hint=": a fraction, such as 0.9 for 90 %")
+    what = "a fraction above 0 and at most 1, such as 0.9 for 90 %"
+    fraction = _number(told, "target_accuracy", wrong, what, most=1)
     if "target" not in told:
         return None if fraction is None else Goal(ACCURACY, fraction)
     if "target_accuracy" in told:
@@ -429,16 +430,14 @@ def _unknown(where: str, table: Mapping[str, Any], known: tuple[str, ...]) -> li
 
 
 def _number(
-    told: Mapping[str, Any], name: str, wrong: list[str], *, most: float | None = None, hint: str = ""
+    told: Mapping[str, Any], name: str, wrong: list[str], what: str, most: float = math.inf
 ) -> float | None:
     value = told.get(name)
     if value is None:
         return None
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not value > 0 or (most is not None and value > most):
-        wrong.append(
-            f"{name} must be a number above 0{f' and up to {most}' if most else ''}{hint}; got {value!r}"
-        )
+    if not number or not 0 < value <= most:
+        wrong.append(f"{name} must be {what}; got {value!r}")
         return None
     return float(value)
 
@@ -538,8 +537,10 @@ def _wrong_number(name: str, value: Any) -> str | None:
 # ---- checking all cells before any is run
 
 
-def mistakes(cells: Sequence[Cell]) -> list[str]:
+def mistakes(cells: Sequence[Cell], nodes: int = 1) -> list[str]:
     """Return the mistakes in these cells, one line for each mistake of each part.
+
+    `nodes`: the nodes that real ranks will run on; this one must have enough memory for its share.
 
     >>> from paceline.config import Config
     >>> large = Config(strategy="sync", data="iris", batch=1000)
@@ -559,9 +560,12 @@ def mistakes(cells: Sequence[Cell]) -> list[str]:
                 continue
             if cell.options is not None:
                 check(job, cell.ranks, cell.options)
-            job.check_early(cell.ranks)
+            job.check_early(cell.ranks, nodes if cell.on_ranks else None)
         except UsageError as error:
-            found.setdefault((cell.part, str(error)), []).append(cell)
+            axes = {name: (value,) for name, value in asdict(cell.config).items() if isinstance(value, str)}
+            others = [] if cell.program is not None else _find_unknown_names(axes)
+            for line in dict.fromkeys((str(error), *others)):
+                found.setdefault((cell.part, line), []).append(cell)
     return [_line(part, error, those) for (part, error), those in found.items()]
 
 
