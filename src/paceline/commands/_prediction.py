@@ -60,7 +60,7 @@ def _threads(prediction: Prediction) -> list[str]:
     headings = ("strategy", "ranks", "threads", "ms per step", "samples/s", "speedup")
     lines = ["with threads", text.table(rows, headings, justify="lrrrrr", indent=2)]
     if prediction.threads:
-        lines.append(textwrap.fill(prediction.threads, WIDE, initial_indent="  ", subsequent_indent="  "))
+        lines.append(_fill(prediction.threads))
     return ["\n".join(lines)]
 
 
@@ -83,16 +83,12 @@ def _block(curve: ScalingCurve, real: dict[tuple[str, int], Measured]) -> str:
         said = (
             first if len(numbers) == 1 else short.pop() if len(short) == 1 else f"{first} (on {numbers[0]})"
         )
-        lines.append(
-            textwrap.fill(
-                f"not on {', '.join(numbers)}: {said}", WIDE, initial_indent="  ", subsequent_indent="  "
-            )
-        )
-    lines += [
-        textwrap.fill(sentence, WIDE, initial_indent="  ", subsequent_indent="  ")
-        for sentence in curve.summary.split(". ")
-    ]
-    return "\n".join(lines)
+        lines.append(_fill(f"not on {', '.join(numbers)}: {said}"))
+    return "\n".join([*lines, *map(_fill, curve.summary.split(". "))])
+
+
+def _fill(words: str) -> str:
+    return textwrap.fill(words, WIDE, initial_indent="  ", subsequent_indent="  ")
 
 
 def _cells(point: ScalingPoint, real: Measured | None) -> dict[str, str]:
