@@ -327,6 +327,10 @@ def test_the_lock_is_neither_a_link_nor_a_pipe(tmp_path: Path) -> None:
         pass
     assert precious.read_text() == "text"
     (folder.path / ".lock").unlink()
+    for holder in ("-1", "0", "none"):
+        (folder.path / ".lock").write_text(holder)
+        assert not folder.busy
+    (folder.path / ".lock").unlink()
     os.mkfifo(folder.path / ".lock")
     assert not folder.busy  # and it does not wait for a writer, as reports ask
     with pytest.raises(UsageError, match="it is a named pipe"), folder.lock():

@@ -399,13 +399,27 @@ def is_held(folder: Path) -> bool:
     """
     try:
         words = read_text(folder / RUNNING).split()
-        if words[0::2][:2] != ["process", "on"] or words[3] != os.uname().nodename:
-            return len(words) > 3
-        os.kill(int(words[1]), 0)
-    except PermissionError:
-        return True  # somebody else's process
-    except (OSError, ValueError, IndexError, OverflowError):  # among them a UsageError: it is not a text file
+    except UsageError:
         return False
+    if words[:1] + words[2:4] != ["process", "on", os.uname().nodename]:
+        return len(words) > 3
+    return process_lives(words[1])
+
+
+def process_lives(number: str) -> bool:
+    """Return True if there is a process with this number, as a file has it, on this machine.
+
+    >>> process_lives(str(os.getpid())), process_lives("-1"), process_lives("none")
+    (True, False, False)
+    """
+    if not re.fullmatch("[1-9][0-9]{0,9}", number):  # 0 and below are groups of processes
+        return False
+    try:
+        os.kill(int(number), 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:  # somebody else's process
+        return True
     return True
 
 

@@ -44,7 +44,7 @@ from paceline.record.schema import (
     is_text,
     is_whole,
 )
-from paceline.record.writing import folder_name
+from paceline.record.writing import folder_name, process_lives
 from paceline.study.cells import Cell, read_request
 
 Value = TypeVar("Value")
@@ -97,7 +97,7 @@ class Folder:
                 return
             except BlockingIOError:
                 holder = os.pread(handle, 20, 0).decode(errors="replace").strip()
-            if _lives(holder):
+            if process_lives(holder):
                 raise UsageError(f"another run of tune or study (process {holder}) is using {self.path}")
             if time.monotonic() > late:
                 raise UsageError(
@@ -122,7 +122,7 @@ class Folder:
             holder = read_text(self.path / LOCK).strip()
         except UsageError:
             return ""
-        return holder if _lives(holder) else ""
+        return holder if process_lives(holder) else ""
 
     def check(self) -> None:
         """Raise a UsageError if the study cannot write to the folder; create nothing."""
@@ -250,17 +250,6 @@ def ends_with_checkpoint(run: Run) -> bool:
         return [int(last["position"]["epoch"]), run.config["epochs"]] == 2 * [len(run.epochs)]
     except (UsageError, OSError, KeyError, TypeError, ValueError):
         return False
-
-
-def _lives(process: str) -> bool:
-    """Return True if a process with this number exists."""
-    try:
-        os.kill(int(process), 0)
-    except (ProcessLookupError, ValueError, OverflowError):
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 class _Rule(NamedTuple):
