@@ -648,6 +648,29 @@ def test_a_stream() -> None:
         train(None, data=loader, batch=None)
 
 
+class Passes(Endless):
+    """A stream that counts how often it is read from its beginning."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.count += 1
+        return super().__iter__()
+
+
+def test_a_stream_begins_anew_in_every_epoch_also_where_a_rank_has_one_batch_of_it() -> None:
+    def count_passes(comm: Any, strategy: str = "sync", steps: int = 1) -> int:
+        stream = Passes()
+        train(
+            comm, strategy, epochs=3, data=lambda: DataLoader(stream, batch_size=16), batch=None, steps=steps
+        )
+        return stream.count
+
+    assert count_passes(None) == 3
+    assert simulated(partial(count_passes, strategy="weight-average", steps=3)) == [3, 3, 3]
+
+
 class Counted(Endless):
     def __iter__(self) -> Iterator[Any]:
         yield from zip(X, Y, strict=True)

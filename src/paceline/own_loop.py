@@ -669,7 +669,18 @@ class Numbers:
         labels[...] = indices
 
 
-class Samples:
+class Source:
+    """Where the program's samples come from; this base is one that needs no preparation."""
+
+    def begin(self) -> None:
+        """Prepare for a loop of the program over its batches of an epoch."""
+
+    def look_ahead(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Return the same batches; those of an epoch are known in advance."""
+        return batches
+
+
+class Samples(Source):
     """The samples of a map-style data set, read by their numbers as its DataLoader would read them."""
 
     def __init__(self, loader: DataLoader[Any], seed: int) -> None:
@@ -750,8 +761,8 @@ class Samples:
         return self.loader.collate_fn([dataset[number] for number in wanted])
 
 
-class Stream:
-    """The samples of an IterableDataset: every rank reads the whole stream and keeps its own."""
+class Stream(Source):
+    """The samples of an IterableDataset: every rank reads the whole stream in every epoch, and keeps its own."""
 
     def __init__(self, loader: DataLoader[Any], steps: int | None) -> None:
         if loader.batch_size is None:
@@ -777,15 +788,13 @@ class Stream:
     def _order(self, epoch: int) -> Array:
         return np.arange(self.count)
 
-    def look_ahead(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """Return the same batches."""
-        return batches
+    def begin(self) -> None:
+        """Read the stream from its beginning again."""
+        self._position = -1
 
     def read(self, numbers: Array) -> Any:
-        """Return the samples at these places of the stream, which are all in one batch."""
+        """Return the samples at these places of the stream, which are all in one batch; places only increase."""
         wanted, first = divmod(int(numbers[0]), self.batch)
-        if wanted < self._position:
-            self._position, self._stream = -1, iter(())
         if self._position < 0:
             self._stream = iter(self.loader)
         while self._position < wanted:
@@ -806,7 +815,7 @@ class Stream:
         return _cut(self._now, slice(first, first + len(numbers)))
 
 
-class Arrays:
+class Arrays(Source):
     """Samples in arrays or tensors that are indexed together."""
 
     def __init__(self, arrays: Sequence[Any], batch: int | None) -> None:
@@ -818,10 +827,6 @@ class Arrays:
             raise UsageError("give share(arrays, batch=N), the samples in a batch")
         self.batch, self.count = batch, lengths.pop()
         self.split = Numbers(self.count)
-
-    def look_ahead(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """Return the same batches."""
-        return batches
 
     def read(self, numbers: Array) -> Any:
         """Return the samples with these numbers."""
@@ -854,14 +859,14 @@ def _cut(batch: Any, part: slice) -> Any:
     return batch[part]
 
 
-def samples_of(thing: Any, *, batch: int | None, steps: int | None, seed: int) -> Samples | Stream | Arrays:
+def samples_of(thing: Any, *, batch: int | None, steps: int | None, seed: int) -> Source:
     """Return the samples of a DataLoader, a torch Dataset, or a tuple of arrays."""
     if isinstance(thing, DataLoader):
         if batch is not None:
             raise UsageError("the DataLoader has a batch size of its own: leave out batch")
         if isinstance(thing.dataset, IterableDataset):
             return Stream(thing, steps)
-        found: Samples | Arrays = Samples(thing, seed)
+        found: Source = Samples(thing, seed)
     elif isinstance(thing, torch.utils.data.Dataset):
         if batch is None:
             raise UsageError("give share(dataset, batch=N), the samples in a batch")
@@ -1251,6 +1256,7 @@ class Session:
         """Yield this rank's batches of the program's current epoch."""
         if self._turn is None:
             self._begin(samples, accumulate)
+        samples.begin()
         while self._turn is not None and self._turn.kind == "batch" and self._turn.epoch == self._epoch:
             turn, batch = self._turn, self._turn.batch
             assert batch is not None
