@@ -150,6 +150,8 @@ def understand_state() -> Iterator[None]:
     """Turn errors about saved values that are missing, or not of the expected kind, into a UsageError."""
     try:
         yield
+    except UsageError:  # it says what does not fit
+        raise
     except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise UsageError(f"the checkpoint does not fit: {type(error).__name__}: {error}") from error
 
@@ -462,9 +464,8 @@ def restore_worker(me: Worker, resumption: Resumption, kind: str) -> tuple[int, 
     me.saved_updates = _whole_updates(resumption, me.model.x.size)
     me.rate = float(first["rate"])
     recovery = find("recovery")
-    if recovery is not None and (
-        first["together"] or kind != "own"
-    ):  # all ranks agree on whether training has diverged
+    # Unless ranks train alone, all agree on whether training has diverged.
+    if recovery is not None and (first["together"] or kind != "own"):
         recovery = {**recovery, "stopped": (first["recovery"] or {}).get("stopped")}
     me.restore_recovery(recovery)
     me.history[:] = [Epoch(**epoch) for epoch in first["history"]]
