@@ -17,7 +17,15 @@ from paceline.record import RowLog
 from paceline.schedules import Constant
 from paceline.simulate.model import add_costs, kind_of
 from paceline.strategies.parameter_server._master import Dealer, Outbox, first_batch
-from paceline.strategies.parameter_server._pieces import EVENTS, KEPT, Gradient, Marks, Owned, Piece
+from paceline.strategies.parameter_server._pieces import (
+    EVENTS,
+    KEPT,
+    Gradient,
+    Marks,
+    Owned,
+    Piece,
+    PieceState,
+)
 from paceline.strategies.parameter_server.rules.plain import Plain
 from paceline.updates.sgd import Sgd
 from paceline.vectors import Meter
@@ -194,6 +202,27 @@ def test_marks() -> None:
     assert marks.good(from_start=True) == 0
     marks.restore(0)
     assert (first.x[0], second.x[0]) == (0, 0)
+
+
+def test_marks_after_ranks_have_died_between_the_gradients_of_two_pieces() -> None:
+    pieces, arrivals = [Values(), Values()], (79, 80)
+    saved = [
+        PieceState(0, 2, arrivals=count, good=True, arrays={"first": np.zeros(2), "good": np.full(2, 5.0)})
+        for count in arrivals
+    ]
+    for piece, count in zip(pieces, arrivals, strict=True):
+        piece.arrivals = count
+        piece.x[:] = count
+    marks: Any = Marks(pieces, every=10)  # type: ignore[arg-type]
+    marks.resume(saved)
+    again = [PieceState(0, 2), PieceState(0, 2)]
+    marks.add_to(again)
+    assert [one.arrays["good"].tolist() for one in again] == [[5, 5], [5, 5]]
+    for order in (marks.good(from_start=False), 7, 8):  # another master may name either number
+        for piece in pieces:
+            piece.x[:] = -1
+        marks.restore(order)
+        assert [piece.x.tolist() for piece in pieces] == [[5, 5], [5, 5]]
 
 
 def watch() -> Stopwatch:

@@ -372,7 +372,7 @@ class Marks:
     """Snapshots of the parameters at intervals, which a master restores after divergence.
 
     A mark is made of each piece every `every` of its gradients. By its number it is nearly the same moment on every master:
-    mark 0 is the start.
+    mark 0 is the start. After ranks have died, pieces may have marks of neighbouring numbers only.
     """
 
     def __init__(self, pieces: Sequence[Owned], every: int) -> None:
@@ -404,7 +404,7 @@ class Marks:
         for one, marks in zip(saved, self._marks, strict=True):
             one.arrays["first"], one.good = np.asarray(marks[0]), self._good > 0
             if self._good:
-                one.arrays["good"] = np.asarray(marks[self._good])
+                one.arrays["good"] = np.asarray(_nearest(marks, self._good))
 
     def resume(self, saved: Sequence[PieceState]) -> None:
         """Continue with the marks of saved pieces; the numbers of later ones follow from the gradients so far."""
@@ -415,14 +415,19 @@ class Marks:
             if number > 0:
                 marks[number] = owned.x.copy()
                 marks[number][:] = one.arrays["good"] if one.good else marks[0]
-            self._good = number if one.good else 0
+            self._good = max(self._good, number) if one.good else 0
 
     def restore(self, mark: int) -> None:
         """Restore a mark; later marks then hold the same values."""
         for owned, marks in zip(self._pieces, self._marks, strict=True):
-            owned.restore(marks[mark])
+            owned.restore(_nearest(marks, mark))
             for later in [m for m in marks if m > mark]:
                 marks[later] = owned.x.copy()
+
+
+def _nearest(marks: Mapping[int, Array], mark: int) -> Array:
+    """Return the mark with the nearest number; the start, which is 0, only if it is wanted or there is no other."""
+    return marks[min(marks, key=lambda number: (number == 0 < mark, abs(number - mark)))]
 
 
 # ---- the record of all masters
