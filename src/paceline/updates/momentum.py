@@ -31,8 +31,9 @@ class Momentum:
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        check_below_one("beta of momentum", self.beta)
-        check_not_negative("weight-decay of momentum", self.weight_decay)
+        name = type(self).__name__.lower()
+        check_below_one(f"beta of {name}", self.beta)
+        check_not_negative(f"weight-decay of {name}", self.weight_decay)
 
     def default_rate(self, rate: float) -> float:
         """Return the rate to use where `rate` suits SGD: each gradient counts 1 / (1 - beta) times in all."""

@@ -13,32 +13,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.updates import Array, State, check_below_one, check_not_negative, scale_and_decay
+from paceline.updates import Array, State, scale_and_decay
+from paceline.updates.momentum import Momentum
 
 
 @dataclass(frozen=True, kw_only=True)
-class Nesterov:
-    """SGD with Nesterov's momentum.
+class Nesterov(Momentum):
+    """SGD with Nesterov's momentum; its options, its state and its default rate are those of momentum.
 
     >>> x, update = np.zeros(1), Nesterov(beta=0.5)
     >>> update.apply(x, np.ones(1), 1.0, update.start(x))
     >>> x
     array([-1.5])
     """
-
-    beta: float = 0.9
-    weight_decay: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_below_one("beta of nesterov", self.beta)
-        check_not_negative("weight-decay of nesterov", self.weight_decay)
-
-    def default_rate(self, rate: float) -> float:
-        """Return the rate to use where `rate` suits SGD: each gradient counts 1 / (1 - beta) times in all."""
-        return rate * (1 - self.beta)
-
-    def start(self, x: Array) -> State:
-        return {"v": np.zeros_like(x)}
 
     def apply(self, x: Array, g: Array, eta: float, state: State, scale: float = 1.0) -> None:
         v = state["v"]
