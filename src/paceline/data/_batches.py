@@ -362,10 +362,9 @@ class Shares:
         self._own: Batches | None = None
         self._weights: Array | None = None
         self._turns = self._rounds = 0
-        self._left: dict[
-            int, Array
-        ] = {}  # of an epoch that is resumed on another number of ranks: batches left
-        self._rest: dict[int, Array] = {}  # this rank's samples left
+        # Of an epoch that is resumed on another number of ranks: the batches left, and this rank's samples left.
+        self._left: dict[int, Array] = {}
+        self._rest: dict[int, Array] = {}
 
     @property
     def steps_per_epoch(self) -> int:

@@ -199,11 +199,8 @@ def _create_mapped(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> 
         try:
             os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
         except OSError as error:
-            if error.errno not in (
-                errno.EOPNOTSUPP,
-                errno.EINVAL,
-                errno.ENOSYS,
-            ):  # not supported by every file system
+            # Not every file system supports it.
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
                 raise
     return mapped
 

@@ -414,9 +414,8 @@ def cut(name: str, order: Array, validation: float, test: float) -> tuple[Array,
     [[0, 1, 2], [3, 4], [5]]
     """
     total = len(order)
-    amounts = [
-        amount if 0 <= amount < total else total for amount in (validation, test)
-    ]  # NaN counts as too much
+    # NaN counts as too much.
+    amounts = [amount if 0 <= amount < total else total for amount in (validation, test)]
     counts = [round(total * amount) if amount < 1 else round(amount) for amount in amounts]
     if not sum(counts) < total:
         raise UsageError(
@@ -436,8 +435,7 @@ def _order(samples: int, labels: Array | None, seed: int) -> Array:
     if labels is None:
         return order
     by_class = order[np.argsort(labels[order], kind="stable")]
-    counts = np.bincount(
-        labels - min(0, int(labels.min(initial=0)))
-    )  # a label that is ignored may be below 0
+    lowest = min(0, int(labels.min(initial=0)))  # a label that is ignored may be below 0
+    counts = np.bincount(labels - lowest)
     position = np.concatenate([(np.arange(count) + 0.5) / count for count in counts if count])
     return by_class[np.argsort(position, kind="stable")]

@@ -452,10 +452,8 @@ class StopRequests:
         if self.rank is not None:
             if told and when and self.rank.rank == 0:
                 _write(f"ended{when}")
-            if told:
-                time.sleep(
-                    DELIVERY if self.rank.rank == 0 else SPEAK_AFTER
-                )  # the first to exit ends the others
+            if told:  # the first to exit ends the others
+                time.sleep(DELIVERY if self.rank.rank == 0 else SPEAK_AFTER)
             else:
                 time.sleep(max(0.0, self._when + SPEAK_AFTER - time.monotonic()))
                 self._untold = f"was ended by {name_of_signal(number)}{when}"

@@ -311,9 +311,8 @@ class _Stream:
 
     def end_line(self) -> None:
         """Leave an unfinished line on a terminal, like a progress bar, as it is: what comes next begins below it."""
-        words = ESCAPE.sub(b"", ERASE.split(self.line)[-1]).split(b"\r")[
-            -2:
-        ]  # a bar may be erased with blanks
+        words = ESCAPE.sub(b"", ERASE.split(self.line)[-1]).split(b"\r")
+        words = words[-2:]  # a bar may be erased with blanks
         if self.on_line is None and b"".join(words).strip() and os.isatty(self.target):
             with contextlib.suppress(OSError):
                 self.pass_on(b"\n")
@@ -377,13 +376,11 @@ class Banners:
         self._dropped = False
         self._fresh = True  # at the beginning of a line
         self.lost: list[str] = []  # hosts that no longer answer
-        self.status: int | None = (
-            None  # the exit status that the launcher reports, 128 + the signal if there was one
-        )
+        self.status: int | None = None
+        """The exit status that the launcher reports, 128 + the signal if there was one."""
         self.dead: list[int] = []  # the ranks that a signal ended
-        self.say: Callable[[bytes], None] | None = (
-            None  # takes the line about a signal, if it is not passed on here
-        )
+        self.say: Callable[[bytes], None] | None = None
+        """Takes the line about a signal, if it is not passed on here."""
         self.asked = False  # the job was asked to stop: it is no news that ranks end by SIGTERM
 
     @property

@@ -44,10 +44,8 @@ def _start() -> ModuleType:
 
     if "mpi4py.MPI" not in sys.modules:
         mpi4py.rc.initialize, mpi4py.rc.finalize = False, True
-    with warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", r"\s*suspicious MPI", RuntimeWarning
-        )  # `apply_settings` has a better message
+    with warnings.catch_warnings():  # `apply_settings` has a better message
+        warnings.filterwarnings("ignore", r"\s*suspicious MPI", RuntimeWarning)
         from mpi4py import MPI
     if not MPI.Is_initialized():
         with apply_settings(*MPI.get_vendor()):

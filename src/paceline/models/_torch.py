@@ -506,9 +506,8 @@ class ReadyLayers:
                 for member in self._members[layer]:
                     finish(member)
             after[layer] = [Mark(member) for member in self._members[layer]]
-            if (
-                early is not None and get_ident() == thread
-            ):  # PyTorch uses another thread deep inside checkpoints
+            # PyTorch uses another thread deep inside checkpoints.
+            if early is not None and get_ident() == thread:
                 reported.add(layer)
                 ready(layer)
 
@@ -780,9 +779,8 @@ class TorchModel:
         gradient = self.g
         self._prepare_pass()
         words = f"u{x.itemsize}"
-        if not np.array_equal(
-            x.view(words), self.x.view(words)
-        ):  # memory that is copied on write stays as it is
+        # Memory that is copied on write stays as it is.
+        if not np.array_equal(x.view(words), self.x.view(words)):
             x[...] = self.x
         g[...] = gradient
         self.x, self._g = x, g

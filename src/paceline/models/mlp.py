@@ -664,9 +664,8 @@ class Pass:
         activated = all_a.size if net.activated_output else all_a.size - a[-1].size
         self.sloped = all_a[:activated], all_slopes[:activated]
         self.last = (d[-1], slopes[-1]) if net.activated_output else None
-        work = [
-            all_slopes[: layer.size].reshape(layer.shape) for layer in a
-        ]  # unused until the backward pass
+        # Until the backward pass, the memory of the slopes is free.
+        work = [all_slopes[: layer.size].reshape(layer.shape) for layer in a]
         values = [activation.value] * len(h) + [activation.value if net.activated_output else None]
         self.up = list(
             zip(net.weights, net.biases, a, values, [*norms, None], [*h, a[-1]], work, strict=True)
@@ -813,9 +812,8 @@ class Factors:
 
     def find(self, batch: Batch) -> FactorPass | None:
         """Begin this batch; return the pass for this piece if there is one."""
-        if (
-            batch.offset == 0 and self.total[0] != batch.total
-        ):  # written only if it changed, so that it stays in all caches
+        # Written only if it has changed, so that it stays in all caches.
+        if batch.offset == 0 and self.total[0] != batch.total:
             self.total[0] = batch.total
         return self._passes.get((batch.count, batch.offset))
 
@@ -912,9 +910,8 @@ class PartGradient:
 
     def _prepare_products(self, total: int) -> list[tuple[Array, Array, Array]]:
         """Prepare the products over `total` samples, layer by layer, each in parts of the fastest size."""
-        samples = (
-            slice(total) if total != 1 else slice(0, None, self._factors.batch)
-        )  # the sample, and the row of zeros
+        # A single sample is multiplied together with the row of zeros.
+        samples = slice(total) if total != 1 else slice(0, None, self._factors.batch)
         products = []
         for layer, h, d in zip(self._net.layers, self._factors.h, self._factors.d, strict=True):
             m = d.shape[1]

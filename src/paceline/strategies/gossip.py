@@ -147,13 +147,9 @@ class Gossip(Strategy):
             weights = me.control.gather(np.array([w]))
             in_all = float(me.control.total(np.array([apart]))[0])
             mean = float(np.linalg.norm(me.model.x)) or 1.0
-            if (
-                weights and not np.isnan(np.concatenate(weights)).any()
-            ):  # unknown where time only is simulated
-                found = {
-                    "weights": np.concatenate(weights).tolist(),
-                    "disagreement": math.sqrt(in_all) / mean,
-                }
+            every = np.concatenate(weights) if weights else np.empty(0)
+            if weights and not np.isnan(every).any():  # unknown where time only is simulated
+                found = {"weights": every.tolist(), "disagreement": math.sqrt(in_all) / mean}
                 for name, value in found.items():
                     values = me.findings.setdefault(name, [])
                     values.append(value)

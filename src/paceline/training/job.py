@@ -193,9 +193,8 @@ class Job:
         # What a torch optimizer remembers is known, and checked, when the network has been built.
         state = {} if self.optimizer else build_component("updates", self.config.update).start(one)
         states = sum(array.size for name, array in state.items() if array.dtype == one.dtype)
-        copies = (
-            1 if getattr(strategy, "in_place", False) else ranks
-        )  # each rank may keep only its part of the state
+        # Each rank may keep only its part of the state.
+        copies = 1 if getattr(strategy, "in_place", False) else ranks
         need = count * np.dtype(self.config.dtype).itemsize * (2 * ranks + states * copies)
         parts = "parameters, gradient" + " and state of the update" * bool(states)
         on = f" on {ranks} ranks" if ranks > 1 else ""

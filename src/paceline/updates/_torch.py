@@ -137,10 +137,8 @@ class TorchOptimizer:
                     state[entry.name] = np.zeros(x.size, entry.dtype) if into is None else into[entry.name]
                 elif self.elementwise:
                     state[entry.name] = np.zeros((count, 1), entry.dtype)
-                else:
-                    state[entry.name] = np.zeros(
-                        entry.start + entry.size, entry.dtype
-                    )  # the last is the longest
+                else:  # the last is the longest
+                    state[entry.name] = np.zeros(entry.start + entry.size, entry.dtype)
         for name in layout.group_names:
             values = [group[name] for group in self.optimizer.param_groups]
             state[f"group.{name}"] = np.array(values, np.float64).reshape(-1, 1)
@@ -360,9 +358,8 @@ class PartOptimizer:
                 elif name != "params":
                     group[name] = value
         type(own).step(own)
-        vars(self._update.optimizer)["_opt_called"] = (
-            True  # schedulers warn if they believe that no step was taken
-        )
+        # Schedulers warn if they believe that no step was taken.
+        vars(self._update.optimizer)["_opt_called"] = True
         for unit in self._units:
             self._collect(unit, state)
         for number, group in enumerate(own.param_groups):

@@ -126,9 +126,8 @@ class SharedX:
             if not self._time_only:
                 np.copyto(was, self._x)
                 np.multiply(was, dtype.type(self._share), mean)  # p_k / p x_k
-            allreduce_between_nodes(
-                mean, self._peers, own.operation(np.add, dtype, mean.nbytes)
-            )  # sum over k
+            add = own.operation(np.add, dtype, mean.nbytes)
+            allreduce_between_nodes(mean, self._peers, add)  # sum over k
             if at_rest:
                 own.copy(self._x, mean)
                 return

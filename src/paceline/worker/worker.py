@@ -584,9 +584,8 @@ class Worker(Steps):
         self.test_metrics: dict[str, float] = {}
         """The user's own metrics on the test samples, after `test`."""
         self._balanced = 0
-        self._sum: tuple[Array, str, Callable[[], None]] | None = (
-            None  # the last array that was summed, and its collective
-        )
+        # The last array that was summed, the collective, and what sums it.
+        self._sum: tuple[Array, str, Callable[[], None]] | None = None
         self._norm = 0.0
         self._recovery = Recovery(self.on_divergence)
         self.exchanges = 0
@@ -839,10 +838,8 @@ class Worker(Steps):
         in_order = self.shares.batches.pieces is not None
         samples = self.shares.batches.batch
         size, chosen = round(bucket * 1e6), self.kept(BUCKET, nbytes=0) if overlap and not bucket else None
-        if chosen is not None:
-            size = int(
-                chosen.nbytes
-            )  # of the run that is resumed, so that it goes on with the same order of additions
+        if chosen is not None:  # a run that is resumed goes on with the same order of additions
+            size = int(chosen.nbytes)
         sending = Sending(
             overlap=overlap, bucket=size, compress=compress, samples=samples, keep=self.kept,
             clock=self.watch.clock, trials=1 if self._meter is not None else 5,

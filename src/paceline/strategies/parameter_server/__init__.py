@@ -176,9 +176,8 @@ class ParameterServer(Strategy):
             changes = [Change(options={"rule": "adaptive"}, why="steps that suit old gradients")]
         else:
             changes = [Change(options={"rule": "gap-aware"})]
-            if (
-                rule == "adaptive" and trouble == "divergence"
-            ):  # its step is proportional to the fourth root of the rate
+            if rule == "adaptive" and trouble == "divergence":
+                # Its step is proportional to the fourth root of the rate.
                 changes = [Change(factors={"lr": 1 / 16}, why="half the step")]
             elif rule == "adaptive":
                 changes = [Change(factors={"epochs": 2}, why="more gradients for each worker")]

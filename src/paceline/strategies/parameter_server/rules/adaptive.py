@@ -95,9 +95,7 @@ class Adaptive:
         np.sqrt(s, work)
         np.divide(g, work, g)
         np.multiply(g, float((1 - b) * f * math.sqrt((1 - rho**t) / (1 - rho))), g)
-        np.subtract(
-            y, g, y
-        )  #                                             z <- z - f g / sqrt(s), in y's share
+        np.subtract(y, g, y)  #                                             z <- z - f g / sqrt(s), y's share
         if t > BEGINNING and t % AVERAGED_EVERY:
             return 0.0
         k = state["k"][0] = int(state["k"][0]) + 1
