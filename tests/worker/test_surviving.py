@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from paceline import fit
 from paceline.comm import channel
 from paceline.errors import UsageError
+from paceline.record.checkpoint import State
+from paceline.strategies import Strategy
 from paceline.training.resuming import is_failure
 from paceline.vmpi.errors import mpi_error
-from paceline.worker import Worker
+from paceline.worker import Saves, Worker
 from tests.simulate.costs import COSTS
 
 RUN: dict[str, Any] = {
@@ -29,7 +33,7 @@ def _machine(tmp_path_factory: pytest.TempPathFactory) -> None:
     RUN["machine"] = str(path)
 
 
-def with_deaths(folder: Path, strategy: str, *deaths: tuple[int, int], **more: Any) -> Any:
+def with_deaths(folder: Path, strategy: str | Strategy, *deaths: tuple[int, int], **more: Any) -> Any:
     faults = folder / "faults.py"
     faults.write_text("".join(f"fail_at(rank={rank}, step={step})\n" for rank, step in deaths))
     return fit(**{**RUN, **more}, strategy=strategy, runs=folder, faults=str(faults), tolerate_failures=True)
@@ -74,6 +78,34 @@ def test_a_strategy_that_cannot_be_saved_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(UsageError, match="cannot go on without a rank"):
         fit(**RUN, strategy=mine, runs=tmp_path, tolerate_failures=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared(Strategy):
+    """Rank 0 is ready to regroup when another rank dies, and the others are not yet."""
+
+    saves: ClassVar[Saves] = "itself"
+
+    def train(self, me: Worker) -> None:
+        def regroup(comm: Any, alive: Sequence[int], state: State, run: Path | None) -> str:
+            comm.Barrier()
+            return "regrouped"
+
+        if me.rank == 0:
+            me.when_ranks_die(regroup)
+        for epoch in me.epochs():
+            for batch in me.batches(epoch):
+                me.gradient(batch)
+                me.allreduce(me.model.g)
+                me.step(me.model.g, batch.total)
+            me.validate(epoch)
+
+
+def test_ranks_regroup_together_or_not_at_all(tmp_path: Path) -> None:
+    left = with_deaths(tmp_path, Prepared(), (1, 0))
+    assert left.ranks == 3
+    assert left.history[-1].epoch == 3
+    assert left.findings["failures"][0]["lost"] == ""
 
 
 @pytest.mark.parametrize("which", ["made", "of collectives", "the run's own"])

@@ -411,11 +411,12 @@ def recover(
     for table in me.logs.values():
         table.flush()
     states = _states(place, me)
-    known = np.full(7, ANY, np.int64)
+    known = np.full(8, ANY, np.int64)
     known[0] = before.Get_rank()
     known[1 : 1 + len(states)] = [state["moment"] for state in states]
     position = states[-1]["position"]
-    known[3:] = position["epoch"], position["turn"], position["count"], place.worker is not None
+    known[3:7] = position["epoch"], position["turn"], position["count"], place.worker is not None
+    known[7] = me.regroup is not None
     while True:
         after = comm.Shrink()
         try:
@@ -423,7 +424,8 @@ def recover(
             after.Allgather(known, rows)
             alive = rows[:, 0].tolist()
             state, lost = states[-1], ""
-            if me.regroup is not None:
+            # Unless all ranks can regroup, none has begun to train: they start again.
+            if me.regroup is not None and rows[:, 7].all():
                 state = {**state, "kept": dict(state["kept"])}
                 lost = me.regroup(after, alive, state, place.run)
         except Exception as error:  # another rank has died meanwhile
