@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from paceline import text
 from paceline.comm import is_revoked, mpi_of, revoke
@@ -304,8 +305,11 @@ def _save_complete(run: Run) -> None:
 
 # ---- when ranks die
 
-# A rank may be ahead of another by this many states; those of strategies that are saved alone are not compared.
-ANY = -1
+# What a survivor tells the others about itself: its earlier number, where it is, whether it had begun to train since an
+# earlier death, whether it can regroup, and the moments of the states that it can go on from, one or two.
+RANK, EPOCH, TURN, COUNT, BEGUN, REGROUPS = range(6)
+MOMENTS = slice(6, 8)
+NONE = -1
 
 
 @dataclass(frozen=True)
@@ -407,46 +411,20 @@ def recover(
     place: RankEnvironment, me: Worker, numbers: list[int], losses: list[Loss], noticed: float
 ) -> tuple[RankEnvironment, list[int]]:
     """Return the environment of this rank among the survivors, with the state from which it goes on."""
-    before, comm = place.comm, place.comm
+    before = place.comm
     for table in me.logs.values():
         table.flush()
     states = _states(place, me)
-    known = np.full(8, ANY, np.int64)
-    known[0] = before.Get_rank()
-    known[1 : 1 + len(states)] = [state["moment"] for state in states]
-    position = states[-1]["position"]
-    known[3:7] = position["epoch"], position["turn"], position["count"], place.worker is not None
-    known[7] = me.regroup is not None
-    while True:
-        after = comm.Shrink()
-        try:
-            rows = np.empty((after.Get_size(), known.size), np.int64)
-            after.Allgather(known, rows)
-            alive = rows[:, 0].tolist()
-            state, lost = states[-1], ""
-            # Unless all ranks can regroup, none has begun to train: they start again.
-            if me.regroup is not None and rows[:, 7].all():
-                state = {**state, "kept": dict(state["kept"])}
-                lost = me.regroup(after, alive, state, place.run)
-        except Exception as error:  # another rank has died meanwhile
-            if not is_failure(error, after):
-                raise
-            after.Revoke()
-        if _all_are_alive(after):
-            dead = [rank for rank in range(before.Get_size()) if rank not in alive]
-            order = [*alive, *dead]
-            _renumber(place.run, me, order, after)
-            if _all_are_alive(after):  # all files have their new names
-                break
-            _renumber(place.run, me, [order.index(rank) for rank in range(len(order))], after)
-        comm = after
-    began = bool(rows[:, 6].all())
+    after, rows, state, lost = _gather_survivors(place, me, states)
+    alive = rows[:, RANK].tolist()
+    dead = [rank for rank in range(before.Get_size()) if rank not in alive]
+    began = bool(rows[:, BEGUN].all())
     if not began:  # another death before all could go on: they go back to where they wanted to go on from
         assert place.resumption is not None
         state = place.resumption.first
     elif me.keeper.saves == "together":
         common = set.intersection(
-            *({moment for moment in row if moment != ANY} for row in rows[:, 1:3].tolist())
+            *({moment for moment in row if moment != NONE} for row in rows[:, MOMENTS].tolist())
         )
         if not common:
             raise RuntimeError(f"the ranks {text.join(alive)} have no common state to go on from")
@@ -464,7 +442,7 @@ def recover(
     if turns is None:  # every rank keeps its part of the data
         found.part = place.part or (before.Get_rank(), before.Get_size())
     found.resumption = Resumption([state], own=0, ranks=divided, turns=turns or ())
-    redone = int((rows[:, 5] - state["position"]["count"]).max()) if me.keeper.saves == "together" else 0
+    redone = int((rows[:, COUNT] - state["position"]["count"]).max()) if me.keeper.saves == "together" else 0
     loss = Loss(
         ranks=tuple(numbers[rank] for rank in dead), epoch=epoch, turn=state["position"]["turn"],
         redone=max(0, redone), left=len(alive), noticed=noticed, lost=lost,
@@ -477,6 +455,44 @@ def recover(
     if after.Get_rank() == 0:
         log.warning("%s", loss)
     return found, [numbers[rank] for rank in alive]
+
+
+def _gather_survivors(
+    place: RankEnvironment, me: Worker, states: list[State]
+) -> tuple[Any, NDArray[np.int64], State, str]:
+    """Return the communicator of the survivors, their rows, this rank's last state, and what was lost, in words.
+
+    Collective on the survivors. The files of ranks then have the numbers of the ranks in that communicator.
+    """
+    comm, position = place.comm, states[-1]["position"]
+    known = np.full(MOMENTS.stop, NONE, np.int64)
+    known[: MOMENTS.start] = (
+        comm.Get_rank(), position["epoch"], position["turn"], position["count"], place.worker is not None,
+        me.regroup is not None,
+    )  # fmt: skip
+    known[MOMENTS.start :][: len(states)] = [state["moment"] for state in states]
+    while True:
+        after = comm.Shrink()
+        try:
+            rows = np.empty((after.Get_size(), known.size), np.int64)
+            after.Allgather(known, rows)
+            alive = rows[:, RANK].tolist()
+            state, lost = states[-1], ""
+            # Unless all ranks can regroup, none has begun to train: they start again.
+            if me.regroup is not None and rows[:, REGROUPS].all():
+                state = {**state, "kept": dict(state["kept"])}
+                lost = me.regroup(after, alive, state, place.run)
+        except Exception as error:  # another rank has died meanwhile
+            if not is_failure(error, after):
+                raise
+            after.Revoke()
+        if _all_are_alive(after):
+            order = [*alive, *(rank for rank in range(place.comm.Get_size()) if rank not in alive)]
+            _renumber(place.run, me, order, after)
+            if _all_are_alive(after):  # all files have their new names
+                return after, rows, state, lost
+            _renumber(place.run, me, [order.index(rank) for rank in range(len(order))], after)
+        comm = after
 
 
 def _renumber(run: Path | None, me: Worker, order: Sequence[int], comm: Any) -> None:
@@ -518,8 +534,8 @@ def _find_turns(me: Worker, state: State, rows: Any, ranks: int) -> tuple[int, t
         return epoch, (turn,) * ranks
     if me.shares.has_own:
         return epoch, None
-    epoch = int(rows[:, 3].min())
-    done = {int(row[0]): int(row[4]) if row[3] == epoch else 1 << 30 for row in rows}
+    epoch = int(rows[:, EPOCH].min())
+    done = {int(row[RANK]): int(row[TURN]) if row[EPOCH] == epoch else 1 << 30 for row in rows}
     least = min(done.values())
     return epoch, tuple(done.get(rank, least) for rank in range(ranks))
 
