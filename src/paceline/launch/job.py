@@ -28,7 +28,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import FrameType
@@ -115,17 +115,9 @@ def run(
         _duplicate_stderr(on_line) as stderr,
     ):
         given = {**(environment or {}), **core_variables(cores), JOB_FOLDER: str(folder)}
-        (folder / "stoppable").mkdir()
-        if not alone:
-            (folder / "stoppable" / "elsewhere").touch()
-        (folder / "also").write_bytes(b"".join(os.fsencode(path) + b"\n" for path in also))
-        (folder / "ranks").write_text(str(ranks))
-        for name in ("watched", "started", "left"):
-            (folder / name).mkdir()
-        if alone and survive and launcher == "mpi":
-            (folder / "survive").touch()
-        if alone and stall_timeout is not None:
-            (folder / "stall").write_text(f"{stall_timeout} {on_stall}")
+        survivable = survive and launcher == "mpi"
+        stall = None if stall_timeout is None else f"{stall_timeout} {on_stall}"
+        _prepare_folder(folder, ranks, also, alone=alone, survive=survivable, stall=stall)
         if launcher == "torch":
             argv, variables = process_command(ranks, command, threads, folder=folder, environment=given)
         else:
@@ -134,88 +126,46 @@ def run(
                 crowded=cores is None and bind and not hosts, one_node=one_node, hosts=hosts,
                 terminal=on_line is None and os.isatty(2), survive=survive,
             )  # fmt: skip
-        supervisor = [
-            sys.executable,
-            "-I",
-            "-S",
-            str(SUPERVISOR),
-            str(os.getpid()),
-            str(lock),
-            str(folder),
-            str(stderr),
-        ]
-        reported = None
+        about = (os.getpid(), lock, folder, stderr)
+        argv = [sys.executable, "-I", "-S", str(SUPERVISOR), *map(str, about), *argv]
         late = None if time_limit is None else time.monotonic() + time_limit
-        broken = False
         with _Signals() as signals:
-            with signals.block():  # the supervisor starts with these signals blocked, so that it misses none
-                job = subprocess.Popen(
-                    [*supervisor, *argv], env=variables, start_new_session=True, bufsize=0,
-                    pass_fds=[number for number in (lock, stderr) if number >= 0],
-                    stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                )  # fmt: skip
-            with job:
-                names = {os.uname().nodename, *(host.name for host in hosts)}
-                streams = [_Stream(job.stdout, 1, on_line, names), _Stream(job.stderr, 2, on_line, names)]
-                streams[0].banners.say = streams[1].pass_on  # MPICH reports on stdout, which has results
-                signals.pass_to(job)
-                try:
-                    reported = _relay(job, streams, late, signals)
-                except BrokenPipeError:  # this process's output is no longer read
-                    broken = True
-                    job.send_signal(signal.SIGHUP)
-                except BaseException:
-                    job.send_signal(signal.SIGHUP)
-                    raise
-                status = job.wait()
-            expired = late is not None and time.monotonic() > late
-            if broken:
-                status, reported = 128 + signal.SIGPIPE, 128 + signal.SIGPIPE
-            for stream in streams if status == 0 else ():
-                stream.pass_on(stream.last)
-            if not broken and (signals.received or status != 0):
-                streams[1].end_line()
-            lost = tuple(dict.fromkeys(host for stream in streams for host in stream.banners.lost))
-            if hosts and not lost and status == UNEXPLAINED and not signals.received:
-                there = answering_hosts(hosts)
-                lost = tuple(host.name for host in hosts if host not in there)
-            quiet = reported is None and not lost and not any(stream.spoke for stream in streams)
-            told = []
-            if status < 0:
-                told = [f"the job's supervisor was ended by {name_of_signal(-status)}; the job ended with it"]
-            elif 128 < status < 128 + signal.NSIG and quiet and not expired:
-                told = [f"a rank was ended by {name_of_signal(status - 128)}"]  # the launcher prints nothing
-            if not signals.received:
-                told += [f"host {host} is lost, and the ranks there with it" for host in lost]
-            for line in told if not broken else ():
-                streams[1].pass_on(f"{line}\n".encode())
-            dead = [rank for stream in streams for rank in stream.banners.dead]
-            if (folder / "dead").exists():  # of processes without MPI
-                dead.append(int((folder / "dead").read_text()))
-            recorded = folder / "run"
-            run_folder = Path(os.fsdecode(recorded.read_bytes())) if recorded.exists() else None
-            cut = (folder / "cut").exists()
-            died = (folder / "said-lost").exists()
-            failed = (folder / "failed").exists()
-    if expired:
-        status = 124
-    elif lost and not signals.received:
-        status = 1
-    elif died and not signals.received:
-        status = KILLED
-    elif reported is not None and not (signals.received and status == 128 + signals.received[0]):
-        status = reported
-    status = status if status >= 0 else 128 - status
-    if signals.received and status == 128 + signal.SIGUSR1:  # which mpiexec passes on to ranks elsewhere
-        status = 128 + signals.received[0]
+            end = _supervise(argv, variables, (lock, stderr), on_line, hosts, late, signals)
+            end.explain(signals, hosts)
+            status = end.choose_status(signals, died=(folder / "said-lost").exists())
+            outcome = Outcome(
+                status=status, asked=signals.received[0] if signals.received else 0, run=_read_run(folder),
+                dead=end.list_dead(folder), hosts=end.lost, cut=(folder / "cut").exists(),
+                failed=(folder / "failed").exists(),
+            )  # fmt: skip
     if report is not None:
-        report(
-            Outcome(
-                status=status, asked=signals.received[0] if signals.received else 0, run=run_folder,
-                dead=tuple(dead), hosts=lost, cut=cut, failed=failed,
-            )
-        )  # fmt: skip
+        report(outcome)
     return status
+
+
+def _prepare_folder(
+    folder: Path, ranks: int, also: Sequence[Path], *, alone: bool, survive: bool, stall: str | None
+) -> None:
+    """Write into a job's folder what its supervisor and its ranks look for there.
+
+    `alone`: all ranks are on this machine; `survive` and `stall` (the seconds, and what to do) are only for such jobs.
+    """
+    for name in ("stoppable", "watched", "started", "left"):
+        (folder / name).mkdir()
+    (folder / "also").write_bytes(b"".join(os.fsencode(path) + b"\n" for path in also))
+    (folder / "ranks").write_text(str(ranks))
+    if not alone:
+        (folder / "stoppable" / "elsewhere").touch()
+    if alone and survive:
+        (folder / "survive").touch()
+    if alone and stall is not None:
+        (folder / "stall").write_text(stall)
+
+
+def _read_run(folder: Path) -> Path | None:
+    """Return where the run of a job is recorded, if it said so."""
+    recorded = folder / "run"
+    return Path(os.fsdecode(recorded.read_bytes())) if recorded.exists() else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,6 +186,109 @@ class Outcome:
     """True if a program has failed while it trained (`announce_failure`)."""
     run: Path | None
     """Where the run of this job is recorded, if it said so (`announce_run`)."""
+
+
+def _supervise(
+    argv: Sequence[str],
+    variables: Mapping[str, str],
+    descriptors: Sequence[int],
+    on_line: Callable[[str], None] | None,
+    hosts: Sequence[Host],
+    late: float | None,
+    signals: _Signals,
+) -> _End:
+    """Run a job's supervisor and pass on its output until it ends.
+
+    `descriptors`: those that it inherits; negative ones are not open. `late`: when its time is up.
+    """
+    with signals.block():  # the supervisor starts with these signals blocked, so that it misses none
+        job = subprocess.Popen(
+            argv, env=variables, start_new_session=True, bufsize=0,
+            pass_fds=[number for number in descriptors if number >= 0],
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+    reported, broken = None, False
+    with job:
+        names = {os.uname().nodename, *(host.name for host in hosts)}
+        streams = [_Stream(job.stdout, 1, on_line, names), _Stream(job.stderr, 2, on_line, names)]
+        streams[0].banners.say = streams[1].pass_on  # MPICH reports on stdout, which has results
+        signals.pass_to(job)
+        try:
+            reported = _relay(job, streams, late, signals)
+        except BrokenPipeError:  # this process's output is no longer read
+            broken = True
+            job.send_signal(signal.SIGHUP)
+        except BaseException:
+            job.send_signal(signal.SIGHUP)
+            raise
+        status = job.wait()
+    expired = late is not None and time.monotonic() > late
+    if broken:
+        status, reported = 128 + signal.SIGPIPE, 128 + signal.SIGPIPE
+    lost = tuple(dict.fromkeys(host for stream in streams for host in stream.banners.lost))
+    return _End(status, reported, streams, broken=broken, expired=expired, lost=lost)
+
+
+@dataclass
+class _End:
+    """The end of a job's supervisor, and what its output says about the ranks."""
+
+    status: int
+    """The supervisor's."""
+    reported: int | None
+    """The exit status that the launcher reports, if it does."""
+    streams: list[_Stream]
+    _: KW_ONLY
+    broken: bool
+    """True if this process's output is no longer read."""
+    expired: bool
+    """True if the job's time was up."""
+    lost: tuple[str, ...]
+    """The hosts that were lost."""
+
+    def explain(self, signals: _Signals, hosts: Sequence[Host]) -> None:
+        """Print what the user needs to know and nobody has printed."""
+        status, streams = self.status, self.streams
+        for stream in streams if status == 0 else ():
+            stream.pass_on(stream.last)
+        if not self.broken and (signals.received or status != 0):
+            streams[1].end_line()
+        if hosts and not self.lost and status == UNEXPLAINED and not signals.received:
+            there = answering_hosts(hosts)
+            self.lost = tuple(host.name for host in hosts if host not in there)
+        quiet = self.reported is None and not self.lost and not any(stream.spoke for stream in streams)
+        told = []
+        if status < 0:
+            told = [f"the job's supervisor was ended by {name_of_signal(-status)}; the job ended with it"]
+        elif 128 < status < 128 + signal.NSIG and quiet and not self.expired:
+            told = [f"a rank was ended by {name_of_signal(status - 128)}"]  # the launcher prints nothing
+        if not signals.received:
+            told += [f"host {host} is lost, and the ranks there with it" for host in self.lost]
+        for line in told if not self.broken else ():
+            streams[1].pass_on(f"{line}\n".encode())
+
+    def list_dead(self, folder: Path) -> tuple[int, ...]:
+        """Return the ranks that were ended by signals, as far as they are known."""
+        dead = [rank for stream in self.streams for rank in stream.banners.dead]
+        if (folder / "dead").exists():  # of processes without MPI
+            dead.append(int((folder / "dead").read_text()))
+        return tuple(dead)
+
+    def choose_status(self, signals: _Signals, *, died: bool) -> int:
+        """Return the exit status of the job; `died`: a rank has died without which the others could not go on."""
+        status, asked = self.status, signals.received[0] if signals.received else 0
+        if self.expired:
+            status = 124
+        elif self.lost and not asked:
+            status = 1
+        elif died and not asked:
+            status = KILLED
+        elif self.reported is not None and not (asked and status == 128 + asked):
+            status = self.reported
+        status = status if status >= 0 else 128 - status
+        if asked and status == 128 + signal.SIGUSR1:  # which mpiexec passes on to ranks elsewhere
+            status = 128 + asked
+        return status
 
 
 def _relay(
