@@ -33,7 +33,7 @@ from paceline.launch import (
 )
 from paceline.models import Model, flat_buffers
 from paceline.record import STEP_COLUMNS, Epoch, Record, RowLog, Run, Spool, Table, gather_rows, release
-from paceline.record.checkpoint import find_latest
+from paceline.record.checkpoint import Saver, find_latest
 from paceline.record.environment import (
     describe_other_programs,
     environment,
@@ -486,10 +486,10 @@ def train_at(place: RankEnvironment, job: Job, progress: Show | None) -> Fitted:
     folder = place.run = place.folder(job)
     record = Record(folder) if folder is not None and rank == 0 else None
     rate = config.lr
-    if rate is None:
-        rate = choose_rate(update, float(getattr(model, "default_rate", 0.1)))
     if job.optimizer is not None:
         rate = 1.0  # a factor on the learning rates of its groups
+    elif rate is None:
+        rate = choose_rate(update, float(getattr(model, "default_rate", 0.1)))
     batches = Batches(
         data.train,
         batch=batch_of(config, strategy, ranks),
@@ -511,18 +511,12 @@ def train_at(place: RankEnvironment, job: Job, progress: Show | None) -> Fitted:
         resumption = load_states(place, job.resume)
         place.agree(partial(check_fits, job.resume, resumption, model, data))
 
-    def start() -> None:
-        if record is None:
-            return
-        if resumption is None:
-            record.start(
-                _settings_for_record(job, place, data, strategy, ranks, rate, update), place.environment()
-            )
-        else:
-            history = [Epoch(**epoch) for epoch in resumption.first["history"]]
-            changes = changes_for_record(job, place, resumption)
-            gone = bool(job.because) or job.survivors
-            record.resume(changes, history, place.environment(), anyway=gone)
+    def begin_record() -> None:
+        if record is not None and resumption is not None:
+            _resume_record(record, job, place, resumption)
+        elif record is not None:
+            settings = _settings_for_record(job, place, data, strategy, ranks, rate, update)
+            record.start(settings, place.environment())
 
     def on_epoch(epoch: Epoch) -> None:
         if record is not None:
@@ -531,7 +525,7 @@ def train_at(place: RankEnvironment, job: Job, progress: Show | None) -> Fitted:
             shown.epoch(epoch)
 
     if folder is not None:
-        place.agree(start)
+        place.agree(begin_record)
     in_step = getattr(strategy, "in_step", True)
     origin = place.origin()
     spool = Spool(
@@ -573,24 +567,7 @@ def train_at(place: RankEnvironment, job: Job, progress: Show | None) -> Fitted:
         me.findings["failures"][-1]["seconds"] = time.time() - place.losses[-1].noticed
     lost = seconds_without_core if not place.simulated else float  # simulated ranks are one process
     begin = time.perf_counter(), lost()
-    try:
-        with (
-            place.accept_signals(me),
-            np.errstate(over="ignore", invalid="ignore", divide="ignore"),  # the guard describes it
-        ):
-            (strategy.train if isinstance(strategy, Strategy) else strategy)(me)
-    except AgreedError:  # what only the ranks can know, such as too little shared memory
-        if record is not None and me.beats == 0 and job.resume is None:
-            record.discard()
-        raise
-    except StoppedError as stopped:
-        if shown is not None:
-            shown.close()
-        if record is not None:
-            record.stop(describe_stop(me, stopped, record.folder))
-        me.close()
-        stopped.run = folder
-        raise
+    _run_strategy(place, job, me, strategy, record, shown)
     me.end_training()
     _remark(me)
     took, without_core = time.perf_counter() - begin[0], lost() - begin[1]
@@ -629,17 +606,9 @@ def train_at(place: RankEnvironment, job: Job, progress: Show | None) -> Fitted:
         **_outcome(me, found, *tested),
     )
     if record is not None and table is not None:
-        by_rank = [dict(zip(KINDS, map(float, row), strict=True)) for row in found.by_rank]
-        trained = None if place.time_only else model
-        summary = {**fitted.summary(), "buffers": flat_buffers(model).size, "seconds_by_rank": by_rank}
-        first = min(model.layers, key=lambda layer: layer.start, default=slice(0, model.x.size))
-        summary["layers"] = len(model.layers)
-        summary["first_layer"] = first.stop - first.start  # its gradient is the last one that is ready
-        summary["checkpoints"] = (
-            None if saver is None else {"saved": saver.written, "seconds": me.keeper.seconds}
-        )
+        summary = {**fitted.summary(), **_summarize(me, found, saver)}
         summary.update(_expected_traffic(record, job, strategy, summary))
-        record.finish(trained, summary, {"steps": table, **me.tables})
+        record.finish(None if place.time_only else model, summary, {"steps": table, **me.tables})
     fitted = _set_folder(me, fitted, record)
     if saver is not None:
         finish(me, saver, job)
@@ -647,6 +616,56 @@ def train_at(place: RankEnvironment, job: Job, progress: Show | None) -> Fitted:
         shown.close()
     me.close()
     return fitted
+
+
+def _resume_record(record: Record, job: Job, place: RankEnvironment, resumption: Resumption) -> None:
+    """Go on with the record of a run that is resumed."""
+    history = [Epoch(**epoch) for epoch in resumption.first["history"]]
+    changes = changes_for_record(job, place, resumption)
+    gone = bool(job.because) or job.survivors
+    record.resume(changes, history, place.environment(), anyway=gone)
+
+
+def _run_strategy(
+    place: RankEnvironment,
+    job: Job,
+    me: Worker,
+    strategy: Strategy | Train,
+    record: Record | None,
+    shown: Progress | None,
+) -> None:
+    """Train; if that ends before its time, close the record and the display."""
+    try:
+        with (
+            place.accept_signals(me),
+            np.errstate(over="ignore", invalid="ignore", divide="ignore"),  # the guard describes it
+        ):
+            (strategy.train if isinstance(strategy, Strategy) else strategy)(me)
+    except AgreedError:  # what only the ranks can know, such as too little shared memory
+        if record is not None and me.beats == 0 and job.resume is None:
+            record.discard()
+        raise
+    except StoppedError as stopped:
+        if shown is not None:
+            shown.close()
+        if record is not None:
+            record.stop(describe_stop(me, stopped, record.folder))
+        me.close()
+        stopped.run = place.run
+        raise
+
+
+def _summarize(me: Worker, found: Collected, saver: Saver | None) -> dict[str, Any]:
+    """Return what the record of a run says about it besides its results."""
+    layers, size = me.model.layers, me.model.x.size
+    first = min(layers, key=lambda layer: layer.start, default=slice(0, size))
+    return {
+        "buffers": flat_buffers(me.model).size,
+        "seconds_by_rank": [dict(zip(KINDS, map(float, row), strict=True)) for row in found.by_rank],
+        "layers": len(layers),
+        "first_layer": first.stop - first.start,  # its gradient is the last one that is ready
+        "checkpoints": None if saver is None else {"saved": saver.written, "seconds": me.keeper.seconds},
+    }
 
 
 def _set_folder(me: Worker, fitted: Fitted, record: Record | None) -> Fitted:
