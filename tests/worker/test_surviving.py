@@ -72,12 +72,24 @@ def test_others_go_on_with_what_is_left(strategy: str, tmp_path: Path) -> None:
     assert left.history[-1].epoch == 3
 
 
-def test_a_strategy_that_cannot_be_saved_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"tolerate_failures": True}, "cannot go on without a rank"),
+        ({"checkpoint_every": "5s"}, "cannot be saved"),
+    ],
+)
+@pytest.mark.parametrize("on", ["sim", "mpi"])
+def test_a_strategy_that_cannot_be_saved_is_refused_before_anything_starts(
+    on: str, settings: dict[str, Any], words: str, tmp_path: Path
+) -> None:
     def mine(me: Worker) -> None:
         raise AssertionError
 
-    with pytest.raises(UsageError, match="cannot go on without a rank"):
-        fit(**RUN, strategy=mine, runs=tmp_path, tolerate_failures=True)
+    given = {name: value for name, value in RUN.items() if name != "machine" or on == "sim"}
+    with pytest.raises(UsageError, match=words):
+        fit(**{**given, "on": on}, strategy=mine, runs=tmp_path, **settings)
+    assert not list(tmp_path.iterdir())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -121,6 +121,8 @@ class Job:
         strategy = self.build_strategy()
         if isinstance(strategy, Strategy):
             (strategy.check_survivors if self.survivors else strategy.check)(ranks)
+        if getattr(strategy, "saves", None) is None:
+            self._check_unsaved(ranks)
         if self.config.reproducible is not None:
             self._check_reproducible(self.config.reproducible, strategy, ranks)
         update = None if self.optimizer else self._update()
@@ -166,6 +168,17 @@ class Job:
                 strategy.check_update(self.config.update, elementwise=False)
             except UsageError as error:
                 raise UsageError(str(error).replace(f"--update {self.config.update}", "--clip")) from None
+
+    def _check_unsaved(self, ranks: int) -> None:
+        """Refuse settings that need the states of ranks, for a strategy that does not say how they are saved."""
+        if self.safety.checkpoint_every != "auto" and self.safety.interval.any:
+            raise UsageError(
+                f"{self.name()} cannot be saved: a strategy declares how with `saves` (see docs/checkpoints.md)"
+            )
+        if self.safety.tolerate_failures and ranks > 1:
+            raise UsageError(
+                f"{self.name()} cannot go on without a rank: a strategy declares with `saves` how its ranks are saved"
+            )
 
     def _check_reproducible(self, pieces: int, strategy: Strategy | Train, ranks: int) -> None:
         if pieces % ranks:

@@ -60,19 +60,11 @@ def protect(me: Worker, job: Job, place: RankEnvironment, strategy: Any, folder:
     """Prepare a rank to save its state and to stop when it is asked to; return what saves it, if anything does."""
     saves = getattr(strategy, "saves", None)
     asked = job.safety.checkpoint_every != "auto"
-    if asked and saves is None and job.safety.interval.any:
-        raise UsageError(
-            f"{job.name()} cannot be saved: a strategy declares how with `saves` (see docs/checkpoints.md)"
-        )
     if asked and place.time_only and job.safety.interval.any:
         raise UsageError(
             "--no-compute trains nothing: there is no checkpoint to save; leave out --checkpoint-every"
         )
     survives = job.safety.tolerate_failures and me.size > 1
-    if survives and saves is None:
-        raise UsageError(
-            f"{job.name()} cannot go on without a rank: a strategy declares with `saves` how its ranks are saved"
-        )
     if saves is None or place.time_only or (place.simulated and not asked and not survives):
         return None
     saver = None
