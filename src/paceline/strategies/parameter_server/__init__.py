@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -46,7 +47,7 @@ from paceline.strategies.parameter_server._master import (
     Master,
     first_batch,
     help_to_finish,
-    maker,
+    make_discipline,
 )
 from paceline.strategies.parameter_server._pieces import (
     EVENTS,
@@ -224,8 +225,8 @@ class ParameterServer(Strategy):
             chief = Chief(me, dealer, workers, len(pieces))
         if me.rank < masters:
             rule = make_rule(self._with_rule(plain_sgd=is_plain_sgd(me.update)).rule)
-            disciplines = maker(workers, self.bound, min(self.backup, workers - 1))
-            master = Master(me, pieces, masters, rule, disciplines, chief, log)
+            discipline = partial(make_discipline, workers, self.bound, min(self.backup, workers - 1))
+            master = Master(me, pieces, masters, rule, discipline, chief, log)
             if saved is not None:
                 saved.give(master)
             me.before_saving(lambda: keep(me, master))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
+from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -593,74 +594,74 @@ class Skipped:
         return False
 
 
-class Discipline(Protocol):
+class Discipline(ABC):
+    """When the gradients of a piece are applied, and when their workers are answered."""
+
+    def __init__(self, workers: int) -> None:
+        self.active = set(range(workers))
+        """The workers that have not finished."""
+        self.waiting: list[int] = []
+
+    @abstractmethod
     def take_gradient(self, piece: Governed, worker: int) -> list[int]:
         """Apply, add or drop a worker's gradient; return the workers to answer."""
 
     def drop_worker(self, piece: Governed, worker: int) -> list[int]:
         """Wait no longer for a worker that has finished; return the workers to answer."""
+        self.active.discard(worker)
+        return self.release_some(piece)
+
+    def release_some(self, piece: Governed) -> list[int]:
+        """Return those of the waiting workers that may continue now."""
+        return []
 
     def release(self) -> list[int]:
-        """Return the workers that wait, because the run stops."""
+        """Return all waiting workers."""
+        free, self.waiting = self.waiting, []
+        return free
 
 
-class Asynchronous:
+class Asynchronous(Discipline):
     """Apply every gradient and answer at once."""
 
     def take_gradient(self, piece: Governed, worker: int) -> list[int]:
         piece.apply(worker)
         return [worker]
 
-    def drop_worker(self, piece: Governed, worker: int) -> list[int]:
-        return []
 
-    def release(self) -> list[int]:
-        return []
-
-
-class Bounded:
+class Bounded(Discipline):
     """Stale-synchronous: apply every gradient, but answer a worker only when it is at most `bound` batches ahead.
 
     Ho et al., More effective distributed ML via a stale synchronous parallel parameter server (2013).
     """
 
     def __init__(self, workers: int, bound: int) -> None:
+        super().__init__(workers)
         self.bound = bound
         self.clock = [0] * workers
-        self.active = set(range(workers))
-        self.waiting: list[int] = []
 
     def take_gradient(self, piece: Governed, worker: int) -> list[int]:
         piece.apply(worker)
         self.clock[worker] += 1
         self.waiting.append(worker)
-        return self._release_allowed()
+        return self.release_some(piece)
 
-    def drop_worker(self, piece: Governed, worker: int) -> list[int]:
-        self.active.discard(worker)
-        return self._release_allowed()
-
-    def release(self) -> list[int]:
-        free, self.waiting = self.waiting, []
-        return free
-
-    def _release_allowed(self) -> list[int]:
+    def release_some(self, piece: Governed) -> list[int]:
         slowest = min((self.clock[worker] for worker in self.active), default=0)
         free = [worker for worker in self.waiting if self.clock[worker] - slowest <= self.bound]
         self.waiting = [worker for worker in self.waiting if worker not in free]
         return free
 
 
-class Rounds:
+class Rounds(Discipline):
     """Synchronous rounds of the first workers - `backup` gradients; those that come later are dropped.
 
     Chen et al., Revisiting distributed synchronous SGD (2016).
     """
 
     def __init__(self, workers: int, backup: int) -> None:
+        super().__init__(workers)
         self.enough = workers - backup
-        self.active = set(range(workers))
-        self.waiting: list[int] = []
 
     def take_gradient(self, piece: Governed, worker: int) -> list[int]:
         if not piece.fresh(worker):
@@ -668,29 +669,20 @@ class Rounds:
             return [worker]
         piece.add(worker)
         self.waiting.append(worker)
-        return self._close_round(piece)
+        return self.release_some(piece)
 
-    def drop_worker(self, piece: Governed, worker: int) -> list[int]:
-        self.active.discard(worker)
-        return self._close_round(piece)
-
-    def release(self) -> list[int]:
-        free, self.waiting = self.waiting, []
-        return free
-
-    def _close_round(self, piece: Governed) -> list[int]:
+    def release_some(self, piece: Governed) -> list[int]:
         if not self.waiting or len(self.waiting) < min(self.enough, len(self.active)):
             return []
         piece.apply_round()
-        answered, self.waiting = self.waiting, []
-        return answered
+        return self.release()
 
 
-def maker(workers: int, bound: int | None, backup: int) -> Callable[[], Discipline]:
-    """Return a function that creates the discipline of a piece."""
+def make_discipline(workers: int, bound: int | None, backup: int) -> Discipline:
+    """Create the discipline of a piece."""
     if bound is not None:
-        return lambda: Bounded(workers, bound)
-    return (lambda: Rounds(workers, backup)) if backup else Asynchronous
+        return Bounded(workers, bound)
+    return Rounds(workers, backup) if backup else Asynchronous(workers)
 
 
 # ---- the extra duties of master 0

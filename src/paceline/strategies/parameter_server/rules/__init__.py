@@ -43,6 +43,7 @@ class Arrival:
 class Rule(Protocol):
     """A master's treatment of stale gradients: a frozen dataclass of hyper-parameters; the rest is in `state`.
 
+    One that derives from this class has no state, and shows a worker the current values, unless it says otherwise.
     The master calls `correct`, applies the run's update with `eta` times the returned factor, and then calls `show`
     to fill the values for the worker. Every piece of the parameters has a state of its own.
 
@@ -56,7 +57,7 @@ class Rule(Protocol):
 
     def start(self, x: Array, workers: int) -> State:
         """Return the state of one piece before its first update: a dictionary of arrays."""
-        ...
+        return {}
 
     def correct(self, g: Array, x: Array, arrival: Arrival, state: State) -> float:
         """Change the summed gradient `g` in place; return the factor on the learning rate.
@@ -69,7 +70,7 @@ class Rule(Protocol):
 
     def show(self, x: Array, out: Array, worker: int, state: State) -> None:
         """Fill `out` with the values that the worker uses for its next gradient."""
-        ...
+        np.copyto(out, x)
 
     # Optional, for a rule whose state has one row per worker: `share_out(state, workers)` returns the state for another
     # number of workers, when a run is resumed on other ranks or goes on without some. Without it the state starts anew.

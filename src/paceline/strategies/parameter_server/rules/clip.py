@@ -13,12 +13,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from paceline.strategies.parameter_server.rules import Array, Arrival, State
+from paceline.strategies.parameter_server.rules import Array, Arrival, Rule, State
 from paceline.updates import check_positive
 
 
 @dataclass(frozen=True, kw_only=True)
-class Clip:
+class Clip(Rule):
     """Limit the norm of the mean gradient to `norm` in each piece separately: no master sees the whole gradient.
 
     M pieces at the limit form a gradient of norm sqrt(M) times `norm`, so the result depends on the placement.
@@ -37,12 +37,6 @@ class Clip:
     def __post_init__(self) -> None:
         check_positive("norm of clip", self.norm)
 
-    def start(self, x: Array, workers: int) -> State:
-        return {}
-
     def correct(self, g: Array, x: Array, arrival: Arrival, state: State) -> float:
         length = float(arrival.scale) * math.sqrt(float(np.dot(g, g)))
         return self.norm / length if length > self.norm else 1.0  #         min(1, norm / ||g||)
-
-    def show(self, x: Array, out: Array, worker: int, state: State) -> None:
-        np.copyto(out, x)

@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 
 from paceline.errors import unknown
-from paceline.strategies.parameter_server.rules import Array, Arrival, State
+from paceline.strategies.parameter_server.rules import Array, Arrival, Rule, State
 from paceline.updates import check_below_one, check_not_negative, check_positive
 
 # lambda_0 of the paper's experiments on CIFAR-10.
@@ -24,7 +24,7 @@ STRENGTH = {"adaptive": 2.0, "constant": 0.04}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dc:
+class Dc(Rule):
     """Delay compensation; `strength` is lambda_0: 2 for the adaptive variant, 0.04 for the constant one.
 
     >>> x, g, rule = np.ones(2), np.array([4.0, 4.0]), Dc(variant="constant", strength=0.5)
@@ -70,6 +70,3 @@ class Dc:
         np.multiply(drift, g, drift)
         np.add(g, drift, g)  #                                              g <- g + lambda g^2 (x - x_then)
         return 1.0
-
-    def show(self, x: Array, out: Array, worker: int, state: State) -> None:
-        np.copyto(out, x)

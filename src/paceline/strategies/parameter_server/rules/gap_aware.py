@@ -15,12 +15,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.strategies.parameter_server.rules import Array, Arrival, State
+from paceline.strategies.parameter_server.rules import Array, Arrival, Rule, State
 from paceline.updates import check_below_one, check_positive
 
 
 @dataclass(frozen=True, kw_only=True)
-class GapAware:
+class GapAware(Rule):
     """Divide each step by the element-wise gap, with C from a running mean square.
 
     >>> x, g, rule = np.ones(2), np.array([3.0, 3.0]), GapAware()
@@ -59,6 +59,3 @@ class GapAware:
         np.divide(work, drift, work)  #                                     1 / G = C / (C + |x - x_then|)
         np.multiply(g, work, g)
         return 1.0
-
-    def show(self, x: Array, out: Array, worker: int, state: State) -> None:
-        np.copyto(out, x)

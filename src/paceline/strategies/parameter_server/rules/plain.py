@@ -10,22 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-
-from paceline.strategies.parameter_server.rules import Array, Arrival, State
+from paceline.strategies.parameter_server.rules import Array, Arrival, Rule, State
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plain:
+class Plain(Rule):
     """Apply the update to every gradient without correction."""
 
     needs_drift: ClassVar[bool] = False
 
-    def start(self, x: Array, workers: int) -> State:
-        return {}
-
     def correct(self, g: Array, x: Array, arrival: Arrival, state: State) -> float:
         return 1.0
-
-    def show(self, x: Array, out: Array, worker: int, state: State) -> None:
-        np.copyto(out, x)

@@ -14,12 +14,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from paceline.strategies.parameter_server.rules import Array, Arrival, State
+from paceline.strategies.parameter_server.rules import Array, Arrival, Rule, State
 from paceline.updates import check_below_one, check_positive
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rms:
+class Rms(Rule):
     """RMSprop at the master, with its own step size; of the learning rate only the schedule matters.
 
     >>> x, g, rule = np.zeros(2), np.array([100.0, 0.01]), Rms(step=0.5, decay=0.75)
@@ -54,6 +54,3 @@ class Rms:
         np.add(work, self.epsilon, work)
         np.divide(g, work, g)  #                                            g / (sqrt(s) + epsilon)
         return float(self.step * arrival.shape / arrival.eta) if arrival.eta else 0.0
-
-    def show(self, x: Array, out: Array, worker: int, state: State) -> None:
-        np.copyto(out, x)

@@ -10,13 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-
-from paceline.strategies.parameter_server.rules import Array, Arrival, State
+from paceline.strategies.parameter_server.rules import Array, Arrival, Rule, State
 
 
 @dataclass(frozen=True, kw_only=True)
-class Staleness:
+class Staleness(Rule):
     """Divide the learning rate by the staleness.
 
     >>> x, g, rule = np.ones(3), np.ones(3), Staleness()
@@ -27,11 +25,5 @@ class Staleness:
 
     needs_drift: ClassVar[bool] = False
 
-    def start(self, x: Array, workers: int) -> State:
-        return {}
-
     def correct(self, g: Array, x: Array, arrival: Arrival, state: State) -> float:
         return 1.0 / max(1, arrival.tau)  #                                 eta / tau
-
-    def show(self, x: Array, out: Array, worker: int, state: State) -> None:
-        np.copyto(out, x)
