@@ -87,6 +87,18 @@ class Model(Protocol):
         ...
 
 
+def check_vectors(like: Array, x: Array, g: Array) -> None:
+    """Raise a ValueError if `x` and `g`, given to `Model.place`, are not vectors like the parameters `like`."""
+    for name, given in (("x", x), ("g", g)):
+        if given.shape != like.shape or given.dtype != like.dtype or not given.flags.c_contiguous:
+            raise ValueError(
+                f"{name} must be a contiguous vector of {like.size} {like.dtype}; "
+                f"got {given.dtype} of shape {given.shape}, strides {given.strides}"
+            )
+        if not given.flags.writeable:
+            raise ValueError(f"{name} must be writeable")
+
+
 class Tally(NamedTuple):
     """The result of an evaluation of some samples: sums, which may be added."""
 

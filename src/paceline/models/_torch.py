@@ -28,7 +28,7 @@ from torch.nn.parameter import is_lazy
 
 from paceline.data import IGNORED, Batch, Inputs, Several
 from paceline.errors import UsageError, unknown
-from paceline.models._model import Array, Ready, Tally
+from paceline.models._model import Array, Ready, Tally, check_vectors
 
 # Losses that compare entry by entry: labels are converted to the shape and dtype of the outputs.
 ENTRYWISE = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.BCELoss, nn.BCEWithLogitsLoss)
@@ -768,14 +768,7 @@ class TorchModel:
 
     def place(self, x: Array, g: Array) -> None:
         """Move parameters and gradient into the given memory (a shared window, for instance), keeping their values."""
-        for name, array in (("x", x), ("g", g)):
-            if array.shape != self.x.shape or array.dtype != self.x.dtype or not array.flags.c_contiguous:
-                raise ValueError(
-                    f"{name} must be contiguous, {self.x.dtype}, of {self.x.size} entries; "
-                    f"got {array.dtype}, shape {array.shape}, strides {array.strides}"
-                )
-            if not array.flags.writeable:
-                raise ValueError(f"{name} must be writeable")
+        check_vectors(self.x, x, g)
         gradient = self.g
         self._prepare_pass()
         words = f"u{x.itemsize}"

@@ -34,7 +34,7 @@ from numpy.typing import DTypeLike
 
 from paceline.data import Batch, Dataset, chunks, fields_of, has_several
 from paceline.errors import UsageError, unknown
-from paceline.models._model import Array, Ready
+from paceline.models._model import Array, Ready, check_vectors
 
 
 def check_options(
@@ -163,14 +163,7 @@ class MLP:
         >>> net.biases[0]
         array([1., 1., 1.], dtype=float32)
         """
-        for name, given in (("x", x), ("g", g)):
-            if given.shape != self.x.shape or given.dtype != self.dtype or not given.flags.c_contiguous:
-                raise ValueError(
-                    f"{name} must be a contiguous vector of {self.x.size} {self.dtype}; "
-                    f"got {given.dtype} of shape {given.shape}, strides {given.strides}"
-                )
-            if not given.flags.writeable:
-                raise ValueError(f"{name} must be writeable")
+        check_vectors(self.x, x, g)
         np.copyto(x, self.x)
         self._bind(x, g)
 
