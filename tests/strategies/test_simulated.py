@@ -188,13 +188,13 @@ def test_auto_is_adaptive_with_plain_sgd(simulated: Any) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Faded(ParameterServer):
-    """A server whose workers multiply the learning rate by a half, a quarter and so on, each before its own gradient."""
+    """A server whose workers' models multiply the rate by a half, a quarter and so on, each before its own gradient."""
 
     def train(self, me: Worker) -> None:
         gradient = me.gradient
 
         def fade(batch: Any, ready: Any = None) -> float:
-            me.step_factor *= 0.5
+            me.model.step_factor = 0.5 * me.step_factor  # type: ignore[attr-defined]
             return gradient(batch, ready)
 
         me.gradient = fade  # type: ignore[method-assign]
@@ -220,10 +220,10 @@ def test_a_worker_s_factor_multiplies_the_rate_of_its_gradient(simulated: Any, o
 
 @dataclass(frozen=True, kw_only=True)
 class Quarter(ParameterServer):
-    """A server whose workers ask for a quarter of the learning rate."""
+    """A server whose workers' models ask for a quarter of the learning rate."""
 
     def train(self, me: Worker) -> None:
-        me.step_factor = 0.25
+        me.model.step_factor = 0.25  # type: ignore[attr-defined]
         super().train(me)
 
 

@@ -83,7 +83,6 @@ class Steps:
         self.model = model
         self.update = update
         self.rate = rate
-        self._step_factor = 1.0
         self.seed = batches.seed
         self.shares = Shares(batches)
         self.steps_per_epoch = batches.steps_per_epoch
@@ -129,12 +128,8 @@ class Steps:
 
     @property
     def step_factor(self) -> float:
-        """This rank's own factor on the learning rate, for strategies in which another rank takes the step."""
-        return float(getattr(self.model, "step_factor", self._step_factor))
-
-    @step_factor.setter
-    def step_factor(self, factor: float) -> None:
-        self._step_factor = factor
+        """The model's own factor on the learning rate, for strategies in which another rank takes the step."""
+        return float(getattr(self.model, "step_factor", 1.0))
 
     @property
     def last_epoch(self) -> int:
