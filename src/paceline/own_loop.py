@@ -266,11 +266,6 @@ class OwnModel(TorchModel):
         """For each parameter, True if it is not trained now."""
         return [not one.p.requires_grad for one in self._trained]
 
-    @property
-    def places(self) -> list[tuple[nn.Parameter, slice]]:
-        """The parameters and their parts of the flat vectors."""
-        return [(one.p, one.part) for one in self._trained]
-
     def place(self, x: Array, g: Array) -> None:
         """Move parameters and gradient into the given memory."""
         had = [one.p.grad is not None for one in self._trained]
@@ -432,8 +427,8 @@ class OwnUpdate:
 
     def __init__(self, loop: Session, optimizer: torch.optim.Optimizer, model: OwnModel, rate: float) -> None:
         self._loop, self._optimizer, self._model = loop, optimizer, model
-        self._elsewhere = TorchOptimizer(optimizer, model.places)
-        self.elementwise = self._elsewhere.elementwise
+        self._flat_update = TorchOptimizer(optimizer, model.places)
+        self.elementwise = self._flat_update.elementwise
         self._rate = rate
         self._divided: DividedStep | None = None
 
@@ -445,12 +440,12 @@ class OwnUpdate:
     @property
     def needs(self) -> ProgramNeeds | None:
         """What ranks that divide the step need of their exchange; None if it cannot be divided."""
-        update, model = self._elsewhere, self._model
+        update, model = self._flat_update, self._model
         return DividedStep.needs(update, model.x) if update.elementwise and not model.is_mirrored else None
 
     def join(self, exchange: Divided) -> None:
         """Take only a part of every step from now on."""
-        self._divided = DividedStep(self._loop, self._elsewhere, self._model, exchange)
+        self._divided = DividedStep(self._loop, self._flat_update, self._model, exchange)
         exchange.before_close = self.leave
 
     def leave(self) -> None:
@@ -472,7 +467,7 @@ class OwnUpdate:
         """Return the optimizer's state for a part of the parameters that begins at `first`."""
         if self._divided is not None:
             return self._divided.start(x)
-        return {} if self._is_own(x) else self._elsewhere.start_at(x, first)
+        return {} if self._is_own(x) else self._flat_update.start_at(x, first)
 
     def apply(self, x: Array, g: Array, eta: float, state: State, scale: float = 1.0) -> None:
         """Let the user's program take the step; if it has computed no gradient, take the step for it."""
@@ -484,12 +479,13 @@ class OwnUpdate:
         own = self._is_own(x)
         if not own and not loop.waits:  # for another rank, whose learning rate is in `eta`
             with loop.use_first_rates():
-                self._elsewhere.apply(x, g, factor, state, scale)
+                self._flat_update.apply(x, g, factor, state, scale)
             return
         plain = np.asarray(g)
         if scale != 1:
             np.multiply(plain, scale, plain)
-        step = partial(self._step, factor) if own else partial(self._elsewhere.apply, x, plain, factor, state)
+        flat = partial(self._flat_update.apply, x, plain, factor, state)
+        step = partial(self._step, factor) if own else flat
         if not loop.waits:  # others have computed the gradient, and none of it is missing
             model.missing = []
         model.spread(plain)
@@ -1162,7 +1158,7 @@ class Session:
         return getattr(self.comm, "kernel", None) is not None
 
     @property
-    def _steps_elsewhere(self) -> bool:
+    def _others_step(self) -> bool:
         """True if other ranks, the masters, take the steps. A strategy that is a function does not say so."""
         return getattr(self.strategy, "remote_update", False)
 
@@ -1195,7 +1191,7 @@ class Session:
         """
         if self._turn is None or self._turn.kind != "batch" or not self._handed:
             return
-        if self._steps_elsewhere:
+        if self._others_step:
             return  # the gradient is sent when the program is done with it
         self._finish_gradient(looks=True)
         if not self.waits:
@@ -1205,7 +1201,7 @@ class Session:
 
     def rate_factor(self) -> float:
         """Return the factor by which learning rates have changed since attach; it must be the same for all groups."""
-        if not self._steps_elsewhere:
+        if not self._others_step:
             return 1.0
         groups = self._optimizer.param_groups
         factors = [
@@ -1343,7 +1339,7 @@ class Session:
             or not self._handed
             or self._more_to_come
             or self._in_pass
-            or self._steps_elsewhere  # the program may clip what is sent
+            or self._others_step  # the program may clip what is sent
         ):
             run()
             return
@@ -1394,7 +1390,7 @@ class Session:
         assert self._turn.batch is not None
         assert self._model is not None
         batch = self._turn.batch
-        if self._steps_elsewhere and self._frozen != self._model.frozen:
+        if self._others_step and self._frozen != self._model.frozen:
             raise UsageError(
                 f"with {strategy_name(self.strategy)}, parts of the model cannot be frozen or unfrozen after attach: the "
                 "masters would not know"
