@@ -142,6 +142,9 @@ def test_collectives_of_mpi_feel_the_links_between_their_members() -> None:
     assert ends(cut_link(0, 2, until=5)) == about(5, 5, 5, 5)
     assert ends(cut_link(0, 2, until=5), apart=True) == about(0, 0, 0, 0)
     assert ends(delay(source=3, by=1), apart=True) == about(0, 0, 1, 1)
+    for rank in range(4):  # each of them receives something
+        assert ends(delay(dest=rank, by=1)) == about(1, 1, 1, 1)
+    assert ends(delay(source=3, dest=3, by=1)) == about(0, 0, 0, 0)
     with pytest.raises(Deadlock, match=r"rank 0 and rank 2 was cut .*\n  Allreduce of 4 ranks"):
         ends(cut_link(0, 2))
 

@@ -422,9 +422,9 @@ class LinkFault:
         """Return how much later one of MPI's own collectives ends."""
         if not self._in_force(now, way):
             return 0.0
-        some = next((member for member in members if member in self.a), None)
-        others = [member for member in members if member in self.b][:2]
-        return self.extra(now, way) if some is not None and others not in ([], [some]) else 0.0
+        some, others = ([member for member in members if member in end][:2] for end in (self.a, self.b))
+        between = some and others and len({*some, *others}) > 1
+        return self.extra(now, way) if between else 0.0
 
     def _in_force(self, now: float, way: float) -> bool:
         return now < self.until and (now >= self.at or (bool(self.cut) and now + way > self.at))
