@@ -287,6 +287,34 @@ def test_who_waits_for_a_dead_rank_is_told(call: str, wait: float) -> None:
     assert outcome.values[:1] == about(1.25 if not wait else 4)
 
 
+@pytest.mark.parametrize("call", ["Recv", "Probe"])
+def test_who_waits_for_a_dead_rank_of_another_group_is_told(call: str) -> None:
+    """A rank of another group is not the member of the own group with the same number."""
+
+    def program(comm: Any) -> Any:
+        here = comm.Split(comm.rank % 2)
+        between = here.Create_intercomm(0, comm, 1 - comm.rank % 2)
+        if comm.rank % 2:
+            comm.Compute(1.0)
+            between.Send(np.full(1, comm.rank), dest=0)
+        elif comm.rank == 0:
+            found, message = [], np.zeros(1, int)
+            for source in (0, 1):  # ranks 1 and 3
+                try:
+                    getattr(between, call)(*[message][: call == "Recv"], source=source)
+                    found.append(source)
+                except MPIError as error:
+                    found.append(str(error).partition(" was")[0])
+            return found
+        else:
+            comm.Compute(9.0)
+        return None
+
+    for dead, found in ((2, [0, 1]), (3, [0, "MPI_ERR_PROC_FAILED: rank 3"])):
+        outcome = run(program, ranks=4, faults=[fail_at(rank=dead, time=0.5)])
+        assert outcome.values[0] == found
+
+
 def test_data_of_the_dead_never_come() -> None:
     def program(comm: Any) -> Any:
         if comm.rank == 1:

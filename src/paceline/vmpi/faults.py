@@ -752,7 +752,7 @@ class FailureDetector:
             mourned = self.list_acknowledged(comm)
             lost = [dead for dead in self.list_known(comm) if dead not in mourned]
         else:
-            lost = [dead for dead in self.list_known(comm) if dead == comm.members[source]]
+            lost = [dead for dead in self.list_known(comm) if dead == comm.peers[source]]
         if lost:
             raise self._failure(comm.me, name, lost[0])
 
@@ -791,7 +791,7 @@ class FailureDetector:
     def _lose(self, rank: Any, state: Any, receive: Any, dead: int) -> None:
         """Fail a receive if it waits for a dead rank."""
         source = receive.wanted_source
-        if receive.done or (source is not None and state.members[source] != dead):
+        if receive.done or (source is not None and state.peer(rank.number, source) != dead):
             return
         if source is None and self._list_known(rank, state).index(dead) < self._seen.get(
             (state.context, rank.number), 0
