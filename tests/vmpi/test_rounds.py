@@ -14,6 +14,7 @@ from paceline.collectives import allreduce
 from paceline.simulate.training import Simulation
 from paceline.vmpi import program, rounds
 from paceline.vmpi.compute import Compute
+from paceline.vmpi.faults import slow
 
 COMPUTE = Compute(work={"combine": 1e-10, "recombine": 3e-10}, slow={1: 2.5})
 
@@ -95,6 +96,25 @@ def test_short_messages_may_pass_before_the_long_ones_of_earlier_rounds(ends: li
     evaluated, sent = vmpi.run(sums, *given, **settings), by_messages(sums, *given, **settings)
     assert evaluated == sent
     assert ends == [True] * 4
+
+
+def test_rank_that_a_fault_makes_slow_is_slow_in_a_collective() -> None:
+    def ring(comm: Any) -> float:
+        values = np.ones(2000)
+        allreduce(values, values, comm, algorithm="ring")
+        return float(comm.Wtime())
+
+    def time(**settings: Any) -> list[float]:
+        work = {"combine": 1e-6}  # seconds of a byte, so that 3 sums of 4,000 bytes in a row take 12 ms
+        found = vmpi.run(
+            ring, ranks=4, compute=Compute(work=work, **settings.pop("more", {})), strict=False, **settings
+        )
+        return found.values  # type: ignore[no-any-return]
+
+    assert max(time()) == pytest.approx(12e-3, rel=0.01)
+    slowed = time(faults=[slow(rank=1, by=4)])
+    assert slowed == time(more={"slow": {1: 4.0}})
+    assert max(slowed) > 40e-3
 
 
 def test_another_message_ends_the_evaluation(ends: list[bool]) -> None:

@@ -111,7 +111,7 @@ def run(
     kernel.collectives_only = collectives_only
     kernel.revises = wires.revised = kernel.faults is None and wires.streamed
     kernel.checks |= kernel.revises
-    kernel.evaluates = kernel.faults is None and can_evaluate(kernel)
+    kernel.evaluates = not faults and can_evaluate(kernel)
     world = CommState(kernel, range(ranks), "MPI_COMM_WORLD")
 
     def body(rank: int) -> Callable[[], Any]:
