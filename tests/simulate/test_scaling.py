@@ -188,6 +188,14 @@ def test_what_was_made_slow_is_told_with_its_figures() -> None:
     assert "without it the speedup would be 8.00x instead of 0.05x" in curve.summary
 
 
+def test_figures_of_ranks_that_are_placed_on_nodes_in_turn() -> None:
+    on = bench("10gbe:latency=0,overhead=0,copy-bandwidth=inf,bandwidth=1MB/s,cyclic=2")
+    assert describe(on).startswith("iris, mlp:8, batch 32; 10gbe:")
+    assert ", ranks in turn on 2 nodes; " in describe(on)
+    [curve] = predicted(on, RING, ranks=(8,)).curves
+    assert "per rank, of whom the 4 of a node share a card of 1 MB/s" in curve.summary
+
+
 def test_what_hides_behind_the_first_reason_is_told_next() -> None:
     slow = bench(
         "10gbe:latency=1ms,bandwidth=inf,overhead=0,copy-bandwidth=inf", work={"serve": {1: [[1, 2000 * US]]}}

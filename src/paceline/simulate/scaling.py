@@ -49,6 +49,7 @@ from paceline.simulate.whatif import REASONS
 from paceline.strategies import Strategy
 from paceline.text import count, times
 from paceline.training.job import strategy_of
+from paceline.vmpi import Network
 from paceline.vmpi.errors import SimulationError
 
 log = logging.getLogger(__name__)
@@ -334,7 +335,7 @@ class Scaling:
         begun: list[tuple[Candidate, int, Callable[[], StepTiming]]] = []
         for name in (SERIAL, *names):
             for ranks in [1] if name == SERIAL else sorted(set(self.ranks) - {1}):
-                workload = self.threaded.get(min(ranks, network.ranks_per_node or ranks))
+                workload = self.threaded.get(network.ranks_on_node(ranks))
                 if workload is None or (workload.config.threads or 1) < 2:
                     continue
                 try:
@@ -602,8 +603,7 @@ def describe(workload: Workload) -> str:
         if config.batch_per_rank is None
         else f"batch {config.batch_per_rank} a rank"
     )
-    on_node = workload.network.ranks_per_node
-    nodes = "all ranks on one node" if on_node is None else f"{on_node} rank{'s' * (on_node > 1)} per node"
+    nodes = _describe_nodes(workload.network)
     slow = f", slow {workload.options.slow}" if workload.options.slow else ""
     uneven = f", jitter {workload.options.jitter:g}" if workload.options.jitter else ""
     network = workload.network
@@ -616,6 +616,19 @@ def describe(workload: Workload) -> str:
     return (
         f"{data.name}, {config.model}, {batch}; {workload.network}, {nodes}{slow}{uneven}{inside}{computing}"
     )
+
+
+def _describe_nodes(network: Network) -> str:
+    """Say where ranks are.
+
+    >>> [_describe_nodes(Network.named("10gbe", **how)) for how in ({}, {"ranks_per_node": 4}, {"cyclic": 8})]
+    ['1 rank per node', '4 ranks per node', 'ranks in turn on 8 nodes']
+    """
+    if network.cyclic is not None:
+        return f"ranks in turn on {count(network.cyclic, 'node')}"
+    if network.ranks_per_node is None:
+        return "all ranks on one node"
+    return f"{count(network.ranks_per_node, 'rank')} per node"
 
 
 def to_values(workload: Workload, prediction: Prediction, points: Sequence[Measured]) -> dict[str, Any]:

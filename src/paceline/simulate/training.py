@@ -343,17 +343,19 @@ class Simulation:
 
     def describe(self) -> dict[str, Any]:
         """Return everything that the times depend on, so that the run can be repeated on another machine."""
-        options = self.options
+        options, network = self.options, self.network
         return {
-            "network": str(self.network),
+            "network": str(network),
             "slow": options.slow,
             "jitter": self._compute().jitter,
             "compute": options.compute,
             "rendezvous": options.rendezvous,
             "faults": None if options.faults is None else read_text(options.faults),
-            "ranks_per_node": self.network.ranks_per_node,
-            "node_cores": self.network.node_cores(self.costs.cores),
-            "machine": Machine.of_network(self.network).values(),
+            "ranks_per_node": network.ranks_per_node
+            if network.cyclic is None
+            else network.ranks_on_node(self.ranks),
+            "node_cores": network.node_cores(self.costs.cores),
+            "machine": Machine.of_network(network).values(),
             "costs": self.costs.values(),
         }
 

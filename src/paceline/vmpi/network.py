@@ -286,13 +286,36 @@ class Network:
             return min(self.cyclic, ranks)
         return -(-ranks // (self.ranks_per_node or ranks))
 
+    def place(self, ranks: int) -> list[int]:
+        """Return the node of each of this number of ranks.
+
+        >>> Network.named("10gbe", ranks_per_node=4).place(6), Network.named("10gbe", cyclic=4).place(6)
+        ([0, 0, 0, 0, 1, 1], [0, 1, 2, 3, 0, 1])
+        """
+        if self.cyclic is not None:
+            return [rank % self.cyclic for rank in range(ranks)]
+        each = self.ranks_per_node or ranks
+        return [rank // each for rank in range(ranks)]
+
+    def ranks_on_node(self, ranks: int) -> int:
+        """Return how many of this number of ranks are on the node with the most of them.
+
+        >>> Network.named("10gbe", ranks_per_node=4).ranks_on_node(6), Network.named("10gbe", cyclic=4).ranks_on_node(6)
+        (4, 2)
+        """
+        if self.cyclic is not None:
+            return -(-ranks // self.cyclic)
+        return min(self.ranks_per_node or ranks, ranks)
+
     def node_cores(self, measured: int) -> int | None:
         """Return the cores of each node, given those of the machine that was measured; None: enough.
 
         >>> Network.named("loopback").node_cores(2), Network.named("10gbe", ranks_per_node=16).node_cores(2)
         (2, None)
         """
-        return self.cores if self.cores is not None else measured if self.ranks_per_node is None else None
+        if self.cores is not None:
+            return self.cores
+        return measured if self.ranks_per_node is None and self.cyclic is None else None
 
     @property
     def uses_nccl(self) -> bool:
@@ -319,6 +342,7 @@ class Network:
             f"{_add_dashes(name)}={_format_option(name, getattr(self, name))}"
             for name in (*UNITS, *WHOLE, *NUMBERS, *CHOICES)
             if getattr(self, name) != (getattr(preset, name) if preset else usual[name])
+            and not (name == "ranks_per_node" and self.cyclic is not None)  # which has no effect then
         ]
         return f"{self.name}:{','.join(words)}" if words else self.name
 
@@ -426,26 +450,30 @@ def parse_network(text: str, load_node: Callable[[str], Node | Network] | None =
     name, _, rest = text.partition(":")
     words = split_list(rest, text)
     known = presets()
-    if name in known:
-        changes = _changes(name, words, load_node)
-        if name in DEVICE_LINKS or name == "loopback":
-            _check_one_node(name, changes)
-        for option in ("socket_bandwidth", "socket_latency"):
-            if option in changes and changes.get("sockets", 1) == 1:
-                raise UsageError(f"{_add_dashes(option)} of {name} needs sockets, such as sockets=2")
-        if name in DEVICE_LINKS and changes.keys() & {"inside", "inside_bandwidth"}:
-            changes.setdefault("node", None)
-        return replace(known[name], **changes)
-    preset, comma, options = text.partition(",")
-    if comma and preset in known:
-        raise UsageError(f"options of a network follow a colon: {preset}:{options}; got {text!r}")
-    if load_node is None:
-        raise unknown("network", name, known)
-    if name.endswith(".json") or "/" in name:
+    network = known.get(name)
+    if network is None:
+        preset, comma, options = text.partition(",")
+        if comma and preset in known:
+            raise UsageError(f"options of a network follow a colon: {preset}:{options}; got {text!r}")
+        if load_node is None:
+            raise unknown("network", name, known)
+        if not name.endswith(".json") and "/" not in name:
+            raise unknown("network", name, [*known, "a machine's .json file"])
         found = load_node(name)
-        measured = found if isinstance(found, Network) else replace(known["loopback"], node=found)
-        return replace(measured, **_changes(name, words, load_node))
-    raise unknown("network", name, [*known, "a machine's .json file"])
+        network = found if isinstance(found, Network) else replace(known["loopback"], node=found)
+    changes = _changes(name, words, load_node)
+    if network.ranks_per_node is None:
+        _check_one_node(name, changes)
+    if "cyclic" in changes and "ranks_per_node" in changes:
+        raise UsageError(
+            f"ranks-per-node of {name} has no effect with cyclic, which deals ranks to nodes in turn"
+        )
+    for option in ("socket_bandwidth", "socket_latency"):
+        if option in changes and changes.get("sockets", network.sockets) == 1:
+            raise UsageError(f"{_add_dashes(option)} of {name} needs sockets, such as sockets=2")
+    if name in DEVICE_LINKS and changes.keys() & {"inside", "inside_bandwidth"}:
+        changes.setdefault("node", None)
+    return replace(network, **changes)
 
 
 TIMES = {"ns": 1e9, "us": 1e6, "ms": 1e3, "s": 1.0}  # dividing keeps 20 / 1e6 equal to 2e-5, to the last bit
