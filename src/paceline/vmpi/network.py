@@ -115,11 +115,8 @@ DEVICE_LINKS: dict[str, tuple[float, float, float]] = {
     "nvlink1": (60 * GB, 3.4 * US, 730 * GB),  # P100, 4 links of 20 GB/s
     "nvlink3": (230 * GB, 3.4 * US, 1_900 * GB),  # A100, 12 links of 25 GB/s
     "nvlink4": (360 * GB, 3.4 * US, 3_300 * GB),  # H100, 18 links of 25 GB/s
-    "pcie": (
-        10 * GB,
-        5.7 * US,
-        480 * GB,
-    ),  # third generation, 16 lanes: 15.75 GB/s less packets, through switches
+    # Third generation, 16 lanes: 15.75 GB/s less packets, through switches.
+    "pcie": (10 * GB, 5.7 * US, 480 * GB),
     "pcie4": (20 * GB, 5.7 * US, 900 * GB),
     "pcie5": (40 * GB, 5.7 * US, 1_800 * GB),
 }
@@ -428,7 +425,8 @@ def _add_dashes(name: str) -> str:
 
 
 def _format_option(name: str, value: Any) -> str:
-    unit = {id(TIMES): "s", id(RATES): "B/s"}.get(id(UNITS[name][0]), "") if name in UNITS else ""
+    units = UNITS[name][0] if name in UNITS else None
+    unit = "s" if units is TIMES else "B/s" if units is RATES else ""
     none = "all" if name == "ranks_per_node" else "none"
     return none if value is None else f"{value}{unit}"
 
@@ -735,9 +733,9 @@ def collective_seconds(name: str, p: int, n: float, steps: StepCosts) -> float:
     exchange, combine = steps.exchange, steps.combine
     to_neighbour = steps.to_neighbour or exchange
 
-    def halving(step: Callable[[float], float] = exchange) -> float:
+    def halving() -> float:
         """Return the cost of n bytes halved in every round: a scatter or, backwards, a gather."""
-        return sum(step(n / 2**k) for k in range(1, rounds + 1))
+        return sum(exchange(n / 2**k) for k in range(1, rounds + 1))
 
     def halving_nearby() -> float:
         """Return the cost of n bytes halved in every round, first between neighbours; or, backwards, of a gather."""
@@ -773,20 +771,18 @@ def collective_seconds(name: str, p: int, n: float, steps: StepCosts) -> float:
     uneven = 0.0 if p & (p - 1) == 0 else exchange(n) + combine(n)
     if name == "Barrier":
         return rounds * exchange(0)
-    if name in ("Bcast", "Ibcast"):
+    if name == "Bcast":
         scattered = handing_down(to_neighbour)
         return min(rounds * to_neighbour(n), scattered + min(handing_down(), (p - 1) * to_neighbour(n / p)))
-    if name in ("Reduce", "Reduce_scatter"):
-        if name != "Reduce":
-            return min(
-                uneven + halving() + combining_halves(), (p - 1) * (to_neighbour(n / p) + combine(n / p))
-            )
+    if name == "Reduce_scatter":
+        return min(uneven + halving() + combining_halves(), (p - 1) * (to_neighbour(n / p) + combine(n / p)))
+    if name == "Reduce":
         halved = uneven + halving_nearby() + combining_halves() + halving_nearby()
         ring = (p - 1) * (to_neighbour(n / p) + combine(n / p)) + handing_down(to_neighbour)
         return min(rounds * (to_neighbour(n) + combine(n)), halved, ring)
     if name == "Scan":
         return rounds * (exchange(n) + combine(n))
-    if name in ("Allreduce", "Iallreduce"):
+    if name == "Allreduce":
         doubling = rounds * (exchange(n) + combine(n)) + (uneven and exchange(n))
         halved = uneven + 2 * halving_nearby() + combining_halves() + (uneven and exchange(n))
         ring = (p - 1) * (2 * to_neighbour(n / p) + combine(n / p))
@@ -858,9 +854,8 @@ def _least(found: float, *others: float) -> float:
 # whose GPUs form a chain. A step takes as long as its slowest link; large arrays are cut into pieces that follow each
 # other, so that the bytes take as long as they take to pass the slowest link.
 NCCL_START = 8.4 * US  # to start a collective's kernel, and to end it
-NCCL_HOP = (
-    10 * US
-)  # a step between nodes takes longer than its message, by the GPU and the proxy thread of both ends
+# A step between nodes takes longer than its message, by the GPU and the proxy thread of both ends.
+NCCL_HOP = 10 * US
 TREE_SHARE = 0.9  # of the links' rate, what a tree reaches
 
 
@@ -887,24 +882,18 @@ def nccl_seconds(
     if p <= 1:
         return 0.0
     slowest = max(inside.per_byte if p > nodes else 0.0, between.per_byte if nodes > 1 else 0.0)
-    times = {
-        "Allreduce": 2,
-        "Reduce_scatter": 1,
-        "Allgather": 1,
-        "Bcast": 1,
-        "Reduce": 1,
-    }
-    if name not in times:
+    rounds = {"Allreduce": 2, "Reduce_scatter": 1, "Allgather": 1, "Bcast": 1, "Reduce": 1}.get(name)
+    if rounds is None:
         return None
-    steps = times[name] * (p - 1)
-    entered = min(times[name] * nodes, steps) if nodes > 1 else 0
+    steps = rounds * (p - 1)
+    entered = min(rounds * nodes, steps) if nodes > 1 else 0
     waits = start + (steps - entered) * inside.step + entered * between.step
     if name in ("Bcast", "Reduce"):
         return waits + n * slowest
     if name == "Allgather":
         return waits + (p - 1) * n * slowest
     ring = waits + steps * n / p * slowest
-    if name != "Allreduce" or nodes == 1:
+    if name == "Reduce_scatter" or nodes == 1:
         return ring
     across = between._replace(per_byte=between.per_byte * crossing)
     slowest = max(slowest, across.per_byte)
@@ -950,16 +939,15 @@ class _Price(NamedTuple):
 
 
 Gaps = dict[int, list[tuple[float, float]]]
+"""Of cards or uplinks by number: the times before the last reservation in which they are free."""
 
 
 class Wires:
     """A network in use by one run: when messages are sent, arrive and are taken, and when each card is free."""
 
     def __init__(self, network: Network, ranks: int, random: random.Random | None = None) -> None:
-        each = network.ranks_per_node or max(ranks, 1)
         node = network.node or Node.typical()
-        turns = network.cyclic
-        self.node = [rank // each if turns is None else rank % turns for rank in range(ranks)]
+        self.node = network.place(ranks)
         self.post, self.poll = node.post, node.poll
         self._network, self._node = network, node
         self.needs_calls = network.needs_calls
@@ -1004,25 +992,23 @@ class Wires:
         switch = network.nodes_per_switch or max(count, 1)
         self._switch = [node_number // switch for node_number in self.node]
         self._per_byte_up = 1 / network.uplink
-        switches = self._switch[-1] + 1 if turns is None and ranks else max(self._switch, default=-1) + 1
+        switches = max(self._switch, default=-1) + 1
         self._up, self._down = [0.0] * switches, [0.0] * switches
-        self._gaps_up: dict[int, list[tuple[float, float]]] = {}
-        self._gaps_down: dict[int, list[tuple[float, float]]] = {}
+        self._gaps_up: Gaps = {}
+        self._gaps_down: Gaps = {}
         by_number: dict[int, dict[int, Any]] = {number: {} for number in self._on_node}
         self.inside = [by_number[number] for number in self._on_node]
         """For each node, by bytes: cached results of `inside_costs`."""
         # Each card is free from these times on, and in the gaps before them, which few cards have.
         self._out, self._in = [0.0] * (count * cards), [0.0] * (count * cards)
-        self._gaps_out: dict[int, list[tuple[float, float]]] = {}
-        self._gaps_in: dict[int, list[tuple[float, float]]] = {}
+        self._gaps_out: Gaps = {}
+        self._gaps_in: Gaps = {}
         # The end times of the copies of long messages, by the memory that is copied to.
         self._copying: dict[int, deque[float]] = {}
         self._sigma = network.jitter if random is not None else 0.0
         self.uniform = not self._sigma and sockets == 1
         """True if a message inside a node costs the same between any two of its ranks, at any time."""
-        self._draw: Callable[[float, float], float] = (
-            random.lognormvariate if random is not None else lambda mean, sigma: 1.0
-        )
+        self._draw: Any = None if random is None else random.lognormvariate
         # Until when each rank works on collectives that came before.
         self._engaged = [0.0] * ranks
         # Until when the one-sided calls so far use the links and processors of ranks.
@@ -1343,9 +1329,8 @@ class Wires:
         members, nodes, largest, lanes, behind = place
         own = lanes * network.bandwidth
         uplink = network.uplink if behind else math.inf
-        shared = min(
-            own, uplink / max(1, behind)
-        )  # of a node, if all behind its switch use the uplink at once
+        # Of a node, if all behind its switch use the uplink at once.
+        shared = min(own, uplink / max(1, behind))
         sharing = self._sharing[0]
         flights = 0.0 if latency is None else 1.0
         latency = latency or 0.0
@@ -1640,13 +1625,7 @@ class Copier:
 
 
 def _reserve(
-    free: list[float],
-    gaps: dict[int, list[tuple[float, float]]],
-    card: int,
-    ready: float,
-    passing: float,
-    now: float,
-    early: bool,
+    free: list[float], gaps: Gaps, card: int, ready: float, passing: float, now: float, early: bool
 ) -> float:
     """Return when a message that is ready can begin to pass through a card, and reserve the card for `passing`.
 
@@ -1680,39 +1659,31 @@ def _two_level(
     between: StepCosts,
 ) -> float:
     """Return the cost of a collective inside the nodes, then between one rank of each, then inside the nodes again."""
-    every = nbytes * members
     # Of a node with as many ranks as the largest, whose part stays there, what the average other one has.
     others = (members - largest) / (nodes - 1)
+
+    def across(n: float) -> float:
+        return collective_seconds(name, nodes, n, between)
+
     if name in ("Barrier", "Allreduce", "Scan"):
-        down = "Barrier" if name == "Barrier" else "Bcast"
-        up = "Barrier" if name == "Barrier" else "Reduce"
-        return (
-            in_node(up, largest, nbytes)
-            + collective_seconds(name, nodes, nbytes, between)
-            + in_node(down, largest, nbytes)
-        )
+        up, down = ("Barrier", "Barrier") if name == "Barrier" else ("Reduce", "Bcast")
+        return in_node(up, largest, nbytes) + across(nbytes) + in_node(down, largest, nbytes)
     if name == "Bcast":
-        return collective_seconds(name, nodes, nbytes, between) + in_node(name, largest, nbytes)
+        return across(nbytes) + in_node(name, largest, nbytes)
     if name == "Reduce":
-        return in_node(name, largest, nbytes) + collective_seconds(name, nodes, nbytes, between)
+        return in_node(name, largest, nbytes) + across(nbytes)
     if name == "Gather":
-        return in_node(name, largest, nbytes) + collective_seconds(name, nodes, nbytes * others, between)
+        return in_node(name, largest, nbytes) + across(nbytes * others)
     if name == "Scatter":
         leaving = nbytes if others == largest else nbytes * others * nodes / members
-        return collective_seconds(name, nodes, leaving, between) + in_node(name, largest, nbytes / nodes)
+        return across(leaving) + in_node(name, largest, nbytes / nodes)
     if name == "Reduce_scatter":
         return (
-            in_node("Reduce", largest, nbytes)
-            + collective_seconds(name, nodes, nbytes, between)
-            + in_node("Scatter", largest, nbytes / nodes)
+            in_node("Reduce", largest, nbytes) + across(nbytes) + in_node("Scatter", largest, nbytes / nodes)
         )
-    if name.startswith(
-        "Neighbor"
-    ):  # nbytes: what the node that sends or receives most exchanges with other nodes
-        return collective_seconds(name, nodes, nbytes, between)
+    if name.startswith("Neighbor"):  # nbytes: of the node that sends or receives most to or from others
+        return across(nbytes)
     if name == "Alltoall":  # every byte that leaves the node goes through its single card
-        return in_node(name, largest, nbytes / nodes) + collective_seconds(
-            name, nodes, nbytes * largest, between
-        )
+        return in_node(name, largest, nbytes / nodes) + across(nbytes * largest)
     gathered = collective_seconds("Allgather", nodes, nbytes * largest, between)
-    return in_node("Gather", largest, nbytes) + gathered + in_node("Bcast", largest, every)
+    return in_node("Gather", largest, nbytes) + gathered + in_node("Bcast", largest, nbytes * members)
