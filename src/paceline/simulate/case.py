@@ -34,7 +34,7 @@ from paceline.simulate.options import Options
 from paceline.simulate.training import Simulation, check_course, is_ours
 from paceline.simulate.whatif import Scenario
 from paceline.strategies import Strategy
-from paceline.training.job import Job, Train, batch_of, strategy_of
+from paceline.training.job import Job, Train, batch_of, strategy_name, strategy_of
 from paceline.training.rank import Fitted
 from paceline.vmpi import Compute, Network
 from paceline.vmpi.errors import SimulationError
@@ -420,9 +420,8 @@ def normalize_name(strategy: str) -> str:
     >>> normalize_name("sync:allreduce=auto"), normalize_name("sync:allreduce=ring")
     ('sync', 'sync:allreduce=ring')
     """
-    from paceline.training.job import strategy_name
-
-    return strategy_name(strategy_of(strategy)) if isinstance(strategy_of(strategy), Strategy) else strategy
+    made = strategy_of(strategy)
+    return strategy_name(made) if isinstance(made, Strategy) else strategy
 
 
 class Simulations:

@@ -318,25 +318,8 @@ class TimeOnly(Costed):
         super().__init__(model, comm)
         self._backward = range(len(model.layers) - 1, -1, -1)
 
-    # The current vectors are kept, because the model itself is shared by all ranks.
-
-    @property
-    def x(self) -> Array:
-        """The parameters, as a vector on the rank's clock."""
-        return self._vectors[0]
-
-    @x.setter
-    def x(self, value: Array) -> None:
-        self._check_same("x", value)
-
-    @property
-    def g(self) -> Array:
-        """The gradient, as a vector on the rank's clock."""
-        return self._vectors[1]
-
-    @g.setter
-    def g(self, value: Array) -> None:
-        self._check_same("g", value)
+    def _refresh(self) -> None:
+        """Keep the vectors: the model itself is shared by all ranks, which place it each for themselves."""
 
     def gradient(self, batch: Batch, ready: Ready | None = None) -> float:
         """Charge the clock without computing."""

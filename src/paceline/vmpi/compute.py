@@ -168,15 +168,14 @@ class RankCompute:
         self._ranks = [on_node[n] for n in node]
         self._known = [known[count] for count in self._ranks]
         self._cores = compute.cores
-        self._slow, self._sigma, self._pauses = dict(compute.slow), compute.jitter, compute.pauses
-        self._spread = compute.spread
-        self.slow, self.pauses = self._slow, self._pauses is not None
+        self.slow, self.pauses = dict(compute.slow), compute.pauses
+        self._sigma, self._spread = compute.jitter, compute.spread
         self._even: dict[range, bool] = {}
-        self._steady = not (self._slow or self._sigma or self._pauses)
-        ranks = len(node) if self._sigma or self._pauses else 0
+        self._steady = not (self.slow or self._sigma or self.pauses)
+        ranks = len(node) if self._sigma or self.pauses else 0
         self._drawn = [_mix(_mix(seed) + 2 * rank) for rank in range(ranks)]
         self._pause_drawn = [_mix(_mix(seed) + 2 * rank + 1) for rank in range(ranks)]
-        self._until = [self._next_pause(rank) for rank in range(ranks)] if self._pauses else []
+        self._until = [self._next_pause(rank) for rank in range(ranks)] if self.pauses else []
 
     def seconds(self, kind: str, amount: float, rank: int) -> float:
         """Return the seconds that this rank takes for `amount` of a kind of work, this time."""
@@ -184,27 +183,27 @@ class RankCompute:
         seconds, sigma = self._find(kind, amount, rank) if found is None else found
         if self._steady:
             return seconds
-        if rank in self._slow:
-            seconds *= self._slow[rank]
+        if rank in self.slow:
+            seconds *= self.slow[rank]
         if sigma:
             self._drawn[rank] = drawn = (self._drawn[rank] + STEP) & MASK
             seconds *= math.exp(sigma * NORMAL(_uniform(drawn)) - sigma**2 / 2)
-        if self._pauses is not None:
+        if self.pauses is not None:
             self._until[rank] -= seconds
             while self._until[rank] <= 0:
                 self._until[rank] += self._next_pause(rank)
-                seconds += self._pauses[1]
+                seconds += self.pauses[1]
         return seconds
 
     def seconds_of(self, kind: str, amount: float, ranks: range) -> Any:
         """Return what `seconds` does for each of these ranks: an array, or one number if it is the same for all."""
         found = self._known[ranks[0]].get((kind, amount))
         seconds, sigma = self._find(kind, amount, ranks[0]) if found is None else found
-        if sigma or self._pauses is not None or not self._is_even(ranks):
+        if sigma or self.pauses is not None or not self._is_even(ranks):
             return np.array([self.seconds(kind, amount, rank) for rank in ranks])
-        if not self._slow:
+        if not self.slow:
             return seconds
-        return seconds * np.array([self._slow.get(rank, 1.0) for rank in ranks])
+        return seconds * np.array([self.slow.get(rank, 1.0) for rank in ranks])
 
     def _is_even(self, ranks: range) -> bool:
         """Return True if these ranks share their nodes with equally many others."""
@@ -234,9 +233,9 @@ class RankCompute:
 
     def _next_pause(self, rank: int) -> float:
         """Return the seconds of computing until the next pause."""
-        assert self._pauses is not None
+        assert self.pauses is not None
         self._pause_drawn[rank] = drawn = (self._pause_drawn[rank] + STEP) & MASK
-        return -math.log(_uniform(drawn)) / self._pauses[0]
+        return -math.log(_uniform(drawn)) / self.pauses[0]
 
 
 def _make_curves(kind: str, given: Any) -> Curves:

@@ -339,8 +339,7 @@ class _RankModule(ModuleType):
     """A module of the rank that is running: imports, pickle and dataclasses find that rank's own names in it."""
 
     def __getattribute__(self, name: str) -> Any:
-        own = object.__getattribute__(self, "__dict__")["__name__"]
-        names = getattr(getcurrent(), "paceline_modules", {}).get(own)
+        names = _find_names(self)
         if names is None or name == "__class__":
             return super().__getattribute__(name)
         if name == "__dict__":
@@ -348,25 +347,28 @@ class _RankModule(ModuleType):
         try:
             return names[name]
         except KeyError:
+            own = super().__getattribute__("__name__")
             raise AttributeError(f"module {own!r} has no attribute {name!r}") from None
 
     def __setattr__(self, name: str, value: Any) -> None:
-        names = getattr(getcurrent(), "paceline_modules", {}).get(
-            object.__getattribute__(self, "__dict__")["__name__"]
-        )
+        names = _find_names(self)
         if names is None:
             super().__setattr__(name, value)
         else:
             names[name] = value
 
     def __delattr__(self, name: str) -> None:
-        names = getattr(getcurrent(), "paceline_modules", {}).get(
-            object.__getattribute__(self, "__dict__")["__name__"]
-        )
+        names = _find_names(self)
         if names is None:
             super().__delattr__(name)
         else:
             del names[name]
+
+
+def _find_names(module: _RankModule) -> dict[str, Any] | None:
+    """Return the names that the running rank has in a module; None if it has none, or if no rank is running."""
+    own: dict[str, dict[str, Any]] = getattr(getcurrent(), "paceline_modules", {})
+    return own.get(object.__getattribute__(module, "__dict__")["__name__"])
 
 
 _rank_builtins = _RankModule("builtins")
