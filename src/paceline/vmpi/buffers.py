@@ -921,16 +921,6 @@ def _is_type(thing: Any) -> bool:
     return isinstance(thing, str) or hasattr(thing, "Get_size")
 
 
-def type_of(datatype: Any) -> tuple[str, int]:
-    """Return the kind and size of an element of an MPI datatype, or of one of NumPy's type letters.
-
-    >>> type_of("d")
-    ('f8', 8)
-    """
-    layout = layout_of(datatype)
-    return layout.kind, layout.size
-
-
 def _check_known(datatype: Any) -> None:
     """Raise ValueError, as mpi4py does, if something is to be computed from the extent of the null datatype."""
     if isinstance(datatype, Datatype) and datatype.layout is None:

@@ -487,7 +487,8 @@ class CommManagement(Attributes, Handled):
         return self._make_comm(self._agree("Create", tuple(group.members), finish))
 
     def _make_comm(self, found: Any) -> Any:
-        return COMM_KINDS["intra"]() if found is None else make_comm(*found)
+        """Return this rank's communicator, found by its state and rank; a null one for None."""
+        return self._make_null() if found is None else make_comm(*found)
 
     def Split(self, color: int = 0, key: int = 0) -> Any:
         self._unwrap()

@@ -135,9 +135,6 @@ class Intercomm(Comm):
 
         return self._make_comm(self._agree("Split", (color, key), finish))
 
-    def _make_comm(self, found: Any) -> Any:
-        return Intercomm() if found is None else make_comm(*found)
-
     # ---- collectives
 
     def _check_root(self, root: int) -> int:
