@@ -32,7 +32,7 @@ from paceline.vmpi.communicator import (
     Comm,
     Pickle,
     Session,
-    current_comm,
+    current_world,
     make_comm,
 )
 from paceline.vmpi.communicator import MatchedMessage as Message
@@ -90,9 +90,6 @@ def enter(state: CommState, rank: int) -> Any:
     running: Any = getcurrent()
     running.paceline_world = comm = make_comm(state, rank)
     return comm
-
-
-current_world = current_comm
 
 
 def current_self() -> Any:

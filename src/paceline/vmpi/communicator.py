@@ -175,7 +175,7 @@ class MatchedMessage(Handle):
     def _take(self) -> tuple[Any, Message]:
         """Return the rank that receives and the message, and become null."""
         message: Any = self._message
-        rank = self._rank or current_comm().me
+        rank = self._rank or current_world().me
         if message is None:
             raise mpi_error("ERR_REQUEST", "the null message cannot be received")
         if isinstance(message, str):
@@ -231,7 +231,7 @@ MESSAGE_NULL, MESSAGE_NO_PROC = MatchedMessage(), MatchedMessage("MPI_MESSAGE_NO
 constants.update(MESSAGE_NULL=MESSAGE_NULL, MESSAGE_NO_PROC=MESSAGE_NO_PROC)
 
 
-def current_comm() -> Any:
+def current_world() -> Any:
     """Return the communicator of all ranks, as the running rank has it."""
     found = getattr(getcurrent(), "paceline_world", None)
     if found is None:
@@ -1304,7 +1304,7 @@ class Session(Handled):
 
     def Create_group(self, pset_name: str) -> Group:
         self._settings()
-        world = current_comm()
+        world = current_world()
         if pset_name not in SETS:
             raise mpi_error(
                 "ERR_ARG", f"unknown set of processes {pset_name!r}; choose one of {', '.join(SETS)}"
@@ -1321,7 +1321,7 @@ class Session(Handled):
         """Do nothing: the simulator has sent what was buffered."""
 
     def Iflush_buffer(self) -> Request:
-        return _make_finished(current_comm().me, "Iflush_buffer")
+        return _make_finished(current_world().me, "Iflush_buffer")
 
     def __bool__(self) -> bool:
         return self._own is not None

@@ -18,7 +18,7 @@ from paceline.vmpi.communicator import (
     COMM_KINDS,
     Comm,
     check_color,
-    current_comm,
+    current_world,
     make_comm,
     pickle_object,
     unpickle_object,
@@ -51,7 +51,7 @@ class Intercomm(Comm):
         return state.groups is not None
 
     def _fill(self, state: CommState, rank: int) -> None:
-        number = current_comm().me.number
+        number = current_world().me.number
         assert state.groups is not None
         mine, theirs = state.groups if number in state.groups[0] else state.groups[::-1]
         self.state, self.kernel = state, state.kernel
@@ -70,7 +70,7 @@ class Intercomm(Comm):
         stringtag: str = "org.mpi4py", info: Any = None, errhandler: Any = None,
     ) -> Any:  # fmt: skip
         mine, theirs = tuple(local_group.members), tuple(remote_group.members)
-        me = current_comm().me
+        me = current_world().me
         return connect(me, mine.index(me.number), mine, theirs, stringtag)
 
     def Get_remote_group(self) -> Group:

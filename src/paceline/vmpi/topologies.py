@@ -17,7 +17,7 @@ from paceline.vmpi.communicator import (
     COMM_KINDS,
     Comm,
     add_persistent,
-    current_comm,
+    current_world,
     make_comm,
     pickle_object,
     unpickle_object,
@@ -133,7 +133,7 @@ class Intracomm(Comm):
     def Create_from_group(
         cls, group: Group, stringtag: str = "org.mpi4py", info: Any = None, errhandler: Any = None
     ) -> Any:
-        return current_comm().Create_group(group, stringtag)
+        return current_world().Create_group(group, stringtag)
 
     def Create_intercomm(self, local_leader: int, peer_comm: Any, remote_leader: int, tag: int = 0) -> Any:
         """Connect this group with another one, whose leader has rank `remote_leader` in `peer_comm`."""
