@@ -30,6 +30,12 @@ def datatypes(comm: Any) -> list[Any]:
         comm.Sendrecv([matrix, 1, datatype], right, recvbuf=[there, 1, datatype], source=left)
         found.append([there.tolist(), datatype.Get_size(), datatype.Get_extent(), datatype.Get_true_extent()])
         datatype.Free()
+    for part in ((2, 1), [2, 1]):  # a count and a displacement
+        some = np.zeros(3)
+        comm.Sendrecv(
+            [matrix.reshape(-1), part, MPI.DOUBLE], right, recvbuf=[some, part, MPI.DOUBLE], source=left
+        )
+        found.append([some.tolist()])
     row = np.zeros(4)
     column = MPI.DOUBLE.Create_vector(4, 1, 6).Commit()
     comm.Sendrecv([matrix, 1, column], right, recvbuf=row, source=left)

@@ -912,7 +912,7 @@ def unpack_spec(given: Any) -> tuple[Any, Any, Any, Any]:
         data, datatype = given
     else:
         data, count = given
-    if isinstance(count, tuple) and len(count) == 2:
+    if isinstance(count, (tuple, list)) and len(count) == 2:
         return data, *count, datatype
     return data, count, None, datatype
 
