@@ -177,13 +177,27 @@ def test_recording_a_recorded_communicator_counts_once() -> None:
         (bytearray(5), 5),
         ([FOUR, "f"], 16),
         ([FOUR, 3, "f"], 12),
-        ([FOUR, (1, 2), "f"], 12),
+        ([FOUR, [1, 2], "f"], 12),
+        ([FOUR, np.array([1, 2]), "f"], 12),
+        ([FOUR, (1, 2), "f"], 4),  # one element, from the third on
+        ([FOUR, (1, 2)], 4),
+        ([FOUR, np.int64(3)], 12),
+        ([FOUR, 3, "d"], 24),
         ([FOUR, ((1, 1), (0, 2)), "f"], 8),
         (None, 0),
     ],
 )
 def test_bytes_of_buffers(buffer: Any, size: int) -> None:
     assert nbytes(buffer) == size
+
+
+def test_bytes_of_arrays_that_are_not_numpys() -> None:
+    class Tensor:
+        """What PyTorch's tensors say of themselves; they have no buffer interface."""
+
+        nbytes, itemsize = 40, 8
+
+    assert [nbytes(Tensor()), nbytes([Tensor(), 3]), nbytes([Tensor(), (3, 1)])] == [40, 24, 24]
 
 
 def test_on_real_ranks() -> None:

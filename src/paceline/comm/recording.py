@@ -83,21 +83,35 @@ def argument(
 def nbytes(buffer: Any) -> int:
     """Return the bytes of an mpi4py buffer: an array, [array, datatype], [array, count, datatype] ...
 
-    >>> import numpy as np
     >>> nbytes(np.zeros(3, np.float32)), nbytes([np.zeros(8), 2, "d"]), nbytes(None)
     (12, 16, 0)
+    >>> nbytes([np.zeros(8), (2, 5), "f"]), nbytes([np.zeros(8), [1, 2]]), nbytes([np.zeros(8), "d"])
+    (8, 24, 64)
     """
     if not isinstance(buffer, (list, tuple)):
-        return memoryview(buffer).nbytes if _has_data(buffer) else 0
-    data = memoryview(buffer[0])
-    count = buffer[1] if len(buffer) > 1 else None
-    if count is None or not isinstance(count, (int, list, tuple)):
-        return data.nbytes
-    if isinstance(count, (list, tuple)):  # counts for each rank, or (counts, displacements)
-        counts = count[0] if isinstance(count[0], (list, tuple)) else count
-        count = sum(counts)
-    size = buffer[-1].Get_size() if hasattr(buffer[-1], "Get_size") else data.itemsize
-    return int(count * size)
+        return _length_and_size(buffer)[0]
+    length, size = _length_and_size(buffer[0])
+    count, kind = buffer[1] if len(buffer) > 1 else None, buffer[-1]
+    if isinstance(count, tuple) and len(count) == 2:  # (count, displacement), or (counts, displacements)
+        count = count[0]
+    if count is None or isinstance(count, str) or hasattr(count, "Get_size"):
+        return length
+    if hasattr(kind, "Get_size"):
+        size = kind.Get_size()
+    elif isinstance(kind, str):
+        size = np.dtype(kind).itemsize
+    return int(sum(count) if isinstance(count, (list, tuple, np.ndarray)) else count) * size
+
+
+def _length_and_size(data: Any) -> tuple[int, int]:
+    """Return the bytes of an array, and of each of its elements."""
+    if not _has_data(data):
+        return 0, 0
+    try:
+        view: Any = memoryview(data)
+    except TypeError:  # of another library, such as PyTorch, whose arrays have the same attributes
+        view = data
+    return int(view.nbytes), int(view.itemsize)
 
 
 def _has_data(buffer: Any) -> bool:
