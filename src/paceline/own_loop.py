@@ -1449,7 +1449,7 @@ def _world() -> Any:
     """Return the communicator of the job that this process, or this simulated rank, belongs to; None if it is alone."""
     loaded = sys.modules.get("mpi4py.MPI")
     if loaded is not None and getattr(loaded, "simulated", False):
-        from paceline.vmpi.MPI import current_world
+        from paceline.vmpi.communicator import current_world
 
         return current_world()
     return None if world() is None else mpi().COMM_WORLD

@@ -26,6 +26,7 @@ from greenlet import getcurrent
 from paceline.errors import UsageError
 from paceline.files import open_file, unreadable
 from paceline.vmpi import MPI
+from paceline.vmpi.communicator import current_world
 from paceline.vmpi.compute import Compute, RankCompute
 from paceline.vmpi.errors import Aborted
 from paceline.vmpi.groups import CommState
@@ -421,7 +422,7 @@ def _sleep(seconds: Any, /) -> None:
         return
     if not seconds >= 0:
         raise ValueError("sleep length must be non-negative")
-    MPI.current_world().me.t += seconds
+    current_world().me.t += seconds
 
 
 class _Futures(ModuleType):
