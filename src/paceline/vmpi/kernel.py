@@ -48,11 +48,11 @@ from paceline.vmpi.requests import ReceiveRequest, Request
 
 # After this many tests or probes that found nothing, check whether any rank could still send something.
 POLLS_BEFORE_CHECK = 20_000
-# A time, and a tie, before all others.
+# A time and a tie that come before all others.
 AT_ONCE = -1.0
-# The time at which a rank goes on that is not waiting: nothing that arrives wakes it.
+# The `wake` of a rank that is not waiting: nothing that arrives wakes it.
 NOT_WAITING = -inf
-# Of a time, what is lost by rounding when it is computed in another order.
+# The relative error of a time that is computed in another order.
 ROUNDING = 1e-12
 
 
@@ -612,7 +612,7 @@ def first_unexpected(rank: Any, context: int, source: int | None, tag: int | Non
 
 
 def take_unexpected(rank: Any, context: int, source: int | None, tag: int | None) -> Message | None:
-    """Return it, and remove it from the queue of unexpected messages."""
+    """Remove the unexpected message that arrived first among those that match, and return it."""
     found = first_unexpected(rank, context, source, tag)
     if found is not None:
         queue = rank.unexpected[found.to]

@@ -2,12 +2,11 @@
 
     between nodes     o + L + n/B + o: each end's own time, the latency, and the bytes through the cards
     one card per node in each direction one message at a time, of any rank of the node
-    one connection    where that carries less than a card, messages to different ranks pass cards and uplinks at the same
-                      time, in equal shares, each at the rate of a connection at most; a rank that waits copies what
-                      arrives of all of them
+    connections       slower than a card: messages to different ranks pass cards and uplinks at the same time, in equal
+                      shares, each at most at the rate of a connection; a waiting rank copies all of them as they arrive
     above the limit   announced first (o + L), requested by the receiver (L + o), then as above
-    MPI over TCP      a rank that is asked for its data before it hears of its partner's sends them first: what it asks
-                      for itself waits behind them, in the same connection (not where connections share a card)
+    MPI over TCP      a rank whose data are requested before its partner's announcement arrives sends them first, and its
+                      own request waits behind them in the same connection (not where connections share a card)
     several cards     rank i of a node uses card i mod c
     behind switches   a message to a node of another switch also passes the uplink of each switch, shared by its nodes:
                       k nodes of rate B, oversubscribed f times, share k B / f in each direction
@@ -39,7 +38,7 @@ from paceline.vmpi.compute import Curves
 US, GB = 1e-6, 1e9
 TCP_SHARE = 1448 / 1538  # of a frame on the wire with its gap, what TCP carries at the usual 1500 bytes
 ONE_STREAM = 2.4 * GB
-# The longest time of a message that is taken as meant, and the lowest rate, in bytes per second.
+# The longest time of a message that is accepted, in seconds, and the lowest rate, in bytes per second.
 MOST_SECONDS, LEAST_RATE = 86_400.0, 1.0
 
 
@@ -408,7 +407,7 @@ def presets() -> dict[str, Network]:
 
 
 def _check_time(what: str, seconds: float, given: object = None) -> None:
-    """Refuse a time that no message takes; `given`: as the user has written it."""
+    """Refuse a time that no message takes; `given`: the time as the user wrote it."""
     if not 0 <= seconds <= MOST_SECONDS:
         which = "at least 0" if not seconds > 0 else f"at most {MOST_SECONDS:g}"
         raise UsageError(f"{what} must be {which}; got {seconds if given is None else given}")
@@ -492,7 +491,7 @@ UNITS: dict[str, tuple[dict[str, Any], str]] = {
 }
 WHOLE = ("ranks_per_node", "cyclic", "cards", "nodes_per_switch", "sockets", "cores")
 NUMBERS = ("jitter", "oversubscription")
-DIGITS = 20  # of a whole number, fewer than this
+DIGITS = 20  # a whole number has fewer
 CHOICES: dict[str, tuple[str, ...]] = {
     "inside": tuple(DEVICE_LINKS),
     "library": ("mpi", "nccl"),
@@ -956,18 +955,18 @@ class Wires:
         self.streamed = network.stream <= network.bandwidth
         """True if the connections of ranks share a card, because each carries no more than that."""
         self.flow: Flow | None = None
-        """Then: the last message that was sent between nodes, if that was no announcement."""
+        """If so, the last message between nodes; None after an announcement."""
         self.revised = False
-        """True if arrival times may be those of messages that nothing slows down: `flow` is asked when they have come."""
+        """True if arrival times assume that nothing slows a message down: `flow` is asked again when it should be there."""
         self._flows = count_up()
         self._shares: dict[tuple[str, int], _Shared] = {}  # cards and uplinks, by kind and number
         self.copiers: dict[int, Copier] = {}
-        """Then, if ranks copy: what each rank that receives such messages has copied of them."""
+        """If so, and if ranks copy: what each receiver has copied of the messages on their way to it."""
         self.in_order = network.copy_bandwidth < math.inf and not network.uses_nccl and not self.streamed
         """True if requests wait for data in the TCP connection of two ranks."""
         self.passing: dict[tuple[int, int], tuple[float, float]] = {}
-        """Then, of the data of announced messages from one rank to another: when they were asked for, and when the last
-        byte leaves."""
+        """If so, for the data of announced messages from one rank to another: when they were asked for, and when the
+        last byte leaves."""
         self._announced: dict[tuple[int, int], float] = {}  # when the last announcement arrives
         self.limit, self.limit_inside = network.eager_limit, node.eager_limit
         count = network.nodes(ranks) if ranks else 0
@@ -1658,7 +1657,7 @@ def _two_level(
     in_node: Callable[[str, int, float], float],
     between: StepCosts,
 ) -> float:
-    """Return the cost of a collective inside the nodes, then between one rank of each, then inside the nodes again."""
+    """Return the seconds of a collective inside the nodes, then between one rank of each, then inside them again."""
     # Of a node with as many ranks as the largest, whose part stays there, what the average other one has.
     others = (members - largest) / (nodes - 1)
 
