@@ -315,6 +315,60 @@ def test_who_waits_for_a_dead_rank_of_another_group_is_told(call: str) -> None:
         assert outcome.values[0] == found
 
 
+ACCESSES: dict[str, Any] = {
+    "Put": lambda window, x: window.Put(x, 1),
+    "Get": lambda window, x: window.Get(x, 1),
+    "Accumulate": lambda window, x: window.Accumulate(x, 1),
+    "Compare_and_swap": lambda window, x: window.Compare_and_swap(x, x, x.copy(), 1),
+}
+
+
+@pytest.mark.parametrize("call", ACCESSES)
+def test_who_accesses_the_memory_of_a_dead_rank_is_told(call: str) -> None:
+    """It lives on, and is told as soon as the death is known."""
+
+    def program(comm: Any) -> Any:
+        from mpi4py import MPI
+
+        window = MPI.Win.Allocate(8, 8, comm=comm)
+        window.Lock_all()
+        comm.Compute(9.0 if comm.rank else 1.0)
+        with pytest.raises(MPIError, match=f"PROC_FAILED: rank 1 was killed 500 ms .* noticed in {call}"):
+            ACCESSES[call](window, np.ones(1))
+        return comm.Wtime()
+
+    outcome = run(program, ranks=2, network="10gbe", faults=[fail_at(rank=1, time=0.5, detected=2)])
+    assert outcome.values[:1] == about(2.5)
+
+
+@pytest.mark.parametrize("end", ["Fence", "Flush", "Complete"])
+def test_one_sided_message_that_is_lost_on_a_cut_link_is_named_by_the_deadlock(end: str) -> None:
+    def program(comm: Any) -> None:
+        from mpi4py import MPI
+
+        window = MPI.Win.Allocate(8, 8, comm=comm)
+        others = comm.Get_group().Excl([comm.rank])
+        begin: dict[str, Any] = {"Fence": window.Fence, "Flush": window.Lock_all, "Complete": lambda: None}
+        begin[end]()
+        if end == "Complete":
+            window.Post(others)
+            window.Start(others)
+        comm.Compute(1.0)
+        if comm.rank == 0:
+            window.Put(np.ones(1), 1)
+        {"Fence": window.Fence, "Flush": window.Flush_all, "Complete": window.Complete}[end]()
+        memory = np.frombuffer(window.tomemory())
+        assert memory[0] == 0
+        comm.Barrier()
+
+    with pytest.raises(Deadlock) as raised:
+        run(program, ranks=2, network="10gbe", faults=[cut_link(0, 1, at=0.5)])
+    assert "rank 0 is waiting in Win.Flush at" in str(raised.value)
+    lost = str(raised.value).partition("the link between rank 0 and rank 1 was cut 500 ms after the start")[2]
+    assert "and never restored; lost on it:\n" in lost
+    assert "\n  a one-sided message of 8 bytes" in lost
+
+
 def test_data_of_the_dead_never_come() -> None:
     def program(comm: Any) -> Any:
         if comm.rank == 1:

@@ -40,7 +40,7 @@ from math import inf, isfinite
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, Protocol
 
-from greenlet import GreenletExit
+from greenlet import GreenletExit, getcurrent
 
 from paceline.errors import UsageError
 from paceline.files import read_text
@@ -518,10 +518,14 @@ class Faults:
         sender = message.sender.number
         if sender in self.dead and isinstance(thing, Data):
             self.detector.fail_unsent(sender, thing.receive)
-            return
+        else:
+            self.note_loss(sender, dest.number, message.describe())
+
+    def note_loss(self, source: int, dest: int, what: str) -> None:
+        """Record what was lost between two ranks because a link was cut."""
         for fault in self.link_faults:
-            if fault.cut and fault.until == inf and fault.is_between(sender, dest.number):
-                self.lost.append((message.describe(), fault.cut))
+            if fault.cut and fault.until == inf and fault.is_between(source, dest):
+                self.lost.append((what, fault.cut))
                 return
 
     def describe_losses(self) -> str:
@@ -592,8 +596,9 @@ class FaultyWires:
         self, source: int, dest: int, nbytes: int, now: float, eager: bool
     ) -> tuple[float, float, float]:
         faults = self._faults
-        if source in faults.dies:
-            faults.check(faults.kernel.ranks[source])
+        # The source of a one-sided call is not always the rank that is running, which alone can be killed here.
+        if source in faults.dies and (rank := faults.kernel.ranks[source]).greenlet is getcurrent():
+            faults.check(rank)
         free, arrives, taking = self._inner.send(source, dest, nbytes, now, eager)
         return free, arrives + faults.extra_delay(source, dest, now, arrives - now), taking
 
@@ -755,6 +760,15 @@ class FailureDetector:
             lost = [dead for dead in self.list_known(comm) if dead == comm.peers[source]]
         if lost:
             raise self._failure(comm.me, name, lost[0])
+
+    def check_access(self, comm: Any, name: str, dead: int) -> None:
+        """Raise if a one-sided call accesses the memory of a rank that has died, as soon as that is known."""
+        me = comm.me
+        self._faults.check(me)
+        death = self._faults.dead.get(dead)
+        if death is not None and death.time <= me.t:
+            me.t = max(me.t, death.known)
+            raise self._failure(me, name, dead)
 
     @property
     def any_revoked(self) -> bool:

@@ -14,6 +14,7 @@ goes first.
 from __future__ import annotations
 
 from collections import deque
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -86,7 +87,7 @@ class _Notices:
             self.waiting = Request(rank, name)
             self.waiting.Wait()
             return
-        rank.t = max(rank.t, self.times.popleft())
+        _wait_until(rank, name, self.times.popleft())
 
 
 class _Own:
@@ -321,10 +322,10 @@ class Window(Attributes, Handled):
         given, expected, found = Elements(origin), Elements(compare), Elements(result)
         _check_single("Compare_and_swap", given, expected, found)
         place = self._target(given, target_rank, (target_disp, 1, None))
-        self._travel(target_rank, 0, given.nbytes)
+        end = self._travel("Compare_and_swap", target_rank, 0, given.nbytes)
         before = bytes(place.read())
         found.write(before)
-        if before == expected.pack().tobytes():
+        if before == expected.pack().tobytes() and end < inf:
             place.write(given.pack().tobytes())
 
     def _put(self, origin: Any, target_rank: int, target: Any) -> float:
@@ -332,8 +333,9 @@ class Window(Attributes, Handled):
             return self._clock()
         given = Elements(origin)
         place = self._target(given, target_rank, target)
-        end = self._travel(target_rank, given.nbytes, None)
-        place.write(given.pack())
+        end = self._travel("Put", target_rank, given.nbytes, None)
+        if end < inf:
+            place.write(given.pack())
         return end
 
     def _get(self, origin: Any, target_rank: int, target: Any) -> float:
@@ -343,7 +345,7 @@ class Window(Attributes, Handled):
         if into.view.readonly and into.nbytes:
             raise ReadOnly("nothing can be got into a read-only buffer")
         place = self._target(into, target_rank, target)
-        end = self._travel(target_rank, 0, into.nbytes)
+        end = self._travel("Get", target_rank, 0, into.nbytes)
         into.write(place.read())
         return end
 
@@ -355,11 +357,11 @@ class Window(Attributes, Handled):
         made = check_op(SUM if op is None else op, given.layout.kind)
         shape = given if found is None or given.nbytes else found
         place = self._target(shape, target_rank, target)
-        end = self._travel(target_rank, given.nbytes, None if found is None else found.nbytes)
+        end = self._travel("Accumulate", target_rank, given.nbytes, None if found is None else found.nbytes)
         before = place.read().tobytes()
         if found is not None:
             found.write(before)
-        if given.nbytes and getattr(made, "name", "") != "NO_OP":
+        if given.nbytes and end < inf and getattr(made, "name", "") != "NO_OP":
             if len(before) != given.nbytes:
                 raise mpi_error(
                     "ERR_ARG", f"{given.nbytes} bytes cannot be combined with {len(before)} at the target"
@@ -413,14 +415,16 @@ class Window(Attributes, Handled):
             )
         return _Place(memory, layout, start, count)
 
-    def _travel(self, rank: int, there: int, back: int | None) -> float:
-        """Charge for bytes to a rank, and back if that is given; return when they have arrived."""
+    def _travel(self, name: str, rank: int, there: int, back: int | None) -> float:
+        """Charge for bytes to a rank, and back if that is given; return when they have arrived, inf if they are lost."""
         own = self._unwrap()
         kernel, me = own.comm.kernel, own.comm.me
         kernel.let_earlier_go(me)  # what ranks with an earlier clock do comes first
         other = own.comm.members[rank]
+        if kernel.faults is not None:
+            kernel.faults.detector.check_access(own.comm, name, other)
         me.t, end = _transfer(kernel, me.number, other, there, me.t)
-        if back is not None:
+        if back is not None and end < inf:
             end = _transfer(kernel, other, me.number, back, end, origin=me.number)[1]
         if end > own.ends.get(rank, 0.0):
             own.ends[rank] = end
@@ -436,12 +440,12 @@ class Window(Attributes, Handled):
 
     def _complete(self, rank: int) -> None:
         own = self._unwrap()
-        own.comm.me.t = max(own.comm.me.t, own.ends.pop(rank, 0.0))
+        _wait_until(own.comm.me, "Win.Flush", own.ends.pop(rank, 0.0))
 
     def _complete_all(self) -> None:
         own = self._unwrap()
         if own.ends:
-            own.comm.me.t = max(own.comm.me.t, *own.ends.values())
+            _wait_until(own.comm.me, "Win.Flush", max(own.ends.values()))
             own.ends.clear()
 
     def _notify(self, rank: int) -> float:
@@ -600,6 +604,13 @@ class _Place:
         self._layout.unpack(data, self._memory, self._start, self._count)
 
 
+def _wait_until(rank: Any, name: str, at: float) -> None:
+    """Let a rank wait until a time: for ever if what it waits for is lost."""
+    if at == inf:
+        Request(rank, name).Wait()
+    rank.t = max(rank.t, at)
+
+
 def _transfer(
     kernel: Any, source: int, dest: int, nbytes: int, now: float, origin: int | None = None
 ) -> tuple[float, float]:
@@ -611,8 +622,11 @@ def _transfer(
     kernel.one_sided += 1
     eager = wires.eager(source, dest, nbytes)
     free, arrives, taking = wires.send(source, dest, nbytes, now, eager)
-    if not eager:
+    if not eager and arrives < inf:
         arrives, taking, _ = wires.fetch(source, dest, nbytes, arrives)
+    if arrives == inf:
+        kernel.faults.note_loss(source, dest, f"a one-sided message of {nbytes:,} bytes")
+        return free, inf
     if wires.revised and wires.contended(source, dest):
         arrives = wires.flow.arrives()  # as far as is known now
     origin = source if origin is None else origin
