@@ -48,6 +48,24 @@ def test_a_column_of_a_matrix() -> None:
     assert vmpi.run(program, ranks=2).values[1] == [0, 0, 0, 0, 4, 0, 0, 0, 8, 0, 0, 0]
 
 
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("rows", [10, 10_000], ids=["eager", "announced"])
+def test_a_column_in_a_message(rows: int, strict: bool) -> None:
+    def program(comm: Any) -> bool:
+        from mpi4py import MPI
+
+        column = MPI.DOUBLE.Create_vector(rows, 1, 3).Commit()
+        numbers = np.arange(3.0 * rows).reshape(rows, 3)
+        matrix = numbers if comm.rank == 0 else np.zeros((rows, 3))
+        if comm.rank == 0:
+            comm.Send([matrix, 1, column], 1)
+        else:
+            comm.Recv([matrix, 1, column], 0)
+        return bool((matrix[:, 0] == numbers[:, 0]).all() and (matrix[:, 1] == 0).all() == comm.rank)
+
+    assert vmpi.run(program, ranks=2, strict=strict).values == [True, True]
+
+
 def test_fetch_and_op_goes_in_the_order_of_clocks() -> None:
     def program(comm: Any) -> int:
         from mpi4py import MPI

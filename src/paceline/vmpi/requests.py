@@ -649,6 +649,9 @@ class ScatteredReceive(ReceiveRequest):
             rank, name, memoryview(bytearray(self._into.nbytes)), self._into.layout.kind, source, tag
         )
 
+    def fetch(self, data: memoryview) -> bytes:
+        return data.tobytes()  # to be unpacked when the message is there
+
     def deliver(self, data: bytes | None, nbytes: int, source: int, tag: int) -> None:
         super().deliver(data, nbytes, source, tag)
         if data is not None:
