@@ -646,9 +646,9 @@ def match(rank: Any, receive: ReceiveRequest, message: Message) -> None:
     contended = kernel.wires.contended(sender.number, rank.number)
     if contended:
         kernel.let_earlier_go(rank)  # a network card is shared in the order of time
-    if data.__class__ is memoryview:
-        data = receive.fetch(data)
     arrives, taking, released = kernel.wires.fetch(sender.number, rank.number, message.nbytes, rank.t)
+    if data.__class__ is memoryview and arrives < inf:
+        data = receive.fetch(data)
     gone: Any = _Released(message)
     flow = kernel.wires.flow if kernel.revises and contended else None
     if flow is not None:
