@@ -369,6 +369,23 @@ def test_one_sided_message_that_is_lost_on_a_cut_link_is_named_by_the_deadlock(e
     assert "\n  a one-sided message of 8 bytes" in lost
 
 
+def test_a_death_after_a_communicator_was_freed() -> None:
+    def program(comm: Any) -> float:
+        part = comm.Dup()
+        x = np.zeros(1)
+        part.Sendrecv(x.copy(), (comm.rank + 1) % comm.size, recvbuf=x, source=(comm.rank - 1) % comm.size)
+        part.Free()
+        del part
+        comm.Compute(1.0 if comm.rank else 9.0)
+        if comm.rank:
+            with pytest.raises(MPIError, match="PROC_FAILED: rank 0"):
+                comm.Barrier()
+        return float(comm.Wtime())
+
+    outcome = run(program, ranks=3, faults=[fail_at(rank=0, time=2)])
+    assert outcome.values[1:] == about(2, 2)
+
+
 @pytest.mark.parametrize("strict", [True, False])
 def test_data_of_the_dead_never_come(strict: bool) -> None:
     def program(comm: Any) -> Any:

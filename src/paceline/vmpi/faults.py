@@ -794,9 +794,10 @@ class FailureDetector:
         states = self._kernel.states
         contexts = {queue >> RANK_BITS for queue in rank.posted} | set(rank.wild)
         for context in contexts:
-            if dead in self._place(states[context]):
+            state = states.get(context)  # None: its communicator has been freed
+            if state is not None and dead in self._place(state):
                 for receive in _receives(rank, context):
-                    self._lose(rank, states[context], receive, dead)
+                    self._lose(rank, state, receive, dead)
         for state in list(states.values()):
             if state.meetings and dead in self._place(state):
                 for met in self._meetings(rank, state):
