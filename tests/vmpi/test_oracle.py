@@ -43,12 +43,14 @@ def test_as_under_mpiexec(p: int, programs: int) -> None:
     p=st.integers(2, 7),
     network=st.sampled_from(NETWORKS),
     rendezvous=st.booleans(),
+    strict=st.booleans(),
 )
 def test_no_order_of_events_changes_what_is_received(
-    seed: int, p: int, network: str, rendezvous: bool
+    seed: int, p: int, network: str, rendezvous: bool, strict: bool
 ) -> None:
     plain = vmpi.run(_play, [seed], ranks=p).values
-    found = vmpi.run(_play, [seed], ranks=p, network=network, seed=seed, rendezvous=rendezvous).values
+    settings = {"network": network, "seed": seed, "rendezvous": rendezvous, "strict": strict}
+    found = vmpi.run(_play, [seed], ranks=p, **settings).values  # type: ignore[arg-type]
     assert _differences(found, plain, [seed], p) == []
 
 
