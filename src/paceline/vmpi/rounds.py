@@ -5,7 +5,8 @@
 
 The result is that of sending the messages one by one, bit for bit, or there is none: wherever the order of events is not
 clear from the rounds alone, and as soon as a rank that has not called sends something else, the ranks that are held go on
-at the time of their call and send their messages.
+at the time of their call and send their messages. (A seed other than 0 draws the order of simultaneous events. The draws
+are not the same with and without this.)
 
 What makes the order clear: all ranks of the run take part, and either share one node, or each has a card for itself. A
 message that arrives while its receiver waits for an earlier one is taken at once by the receive that follows; `drained` is
