@@ -111,15 +111,15 @@ class Slow(MLP):
     """A network that takes long on one rank."""
 
     rank = -1
-    seconds = 0.01
+    seconds = 0.03
 
     def gradient(self, batch: Batch, ready: Any = None) -> float:
-        time.sleep(self.seconds if self.rank == 1 else self.seconds / 10)
+        time.sleep(self.seconds if self.rank == 1 else self.seconds / 30)
         return super().gradient(batch, ready=ready)
 
 
 def slow_worker(comm: Any, folder: str, strategy: str) -> dict[str, Any]:
-    """One worker of several is ten times slower than the others."""
+    """One worker of several is much slower than the others, also if these wait for a core now and then."""
     model = Slow([64, 16, 10], activation="tanh", loss="cross-entropy")
     model.rank = comm.rank
     fitted = run(comm, strategy, folder=folder, network=model)
