@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,8 @@ def datatypes(comm: Any) -> list[Any]:
         )
         found.append([some.tolist()])
     row = np.zeros(4)
+    comm.Sendrecv([matrix, [2, 3], MPI.DOUBLE], right, recvbuf=[row, (2, 1), MPI.DOUBLE], source=left)
+    found.append(row.tolist())
     column = MPI.DOUBLE.Create_vector(4, 1, 6).Commit()
     comm.Sendrecv([matrix, 1, column], right, recvbuf=row, source=left)
     packed = np.zeros(5)
@@ -114,7 +117,7 @@ def arrangements(comm: Any) -> list[Any]:
 
     rank, size = comm.rank, comm.size
     grid = comm.Create_cart(MPI.Compute_dims(size, 2), periods=[True, False])
-    here = [grid.coords, grid.dims, list(grid.Shift(0, 1))]
+    here = [grid.coords, grid.dims, grid.periods, list(grid.Shift(0, 1))]
     around = np.full(4, -1.0)
     grid.Neighbor_allgather(np.array([float(rank)]), around)
     swapped = np.full(4, -1.0)
@@ -224,8 +227,75 @@ def attributes(comm: Any) -> list[Any]:
     ]
 
 
+def operations(comm: Any) -> list[Any]:
+    """An operation made from a function, on elements with gaps; what predefined operations refuse."""
+    from mpi4py import MPI
+
+    record = np.dtype([("value", "f8"), ("rank", "i4")], align=True)
+    element = MPI.Datatype.Create_struct([1, 1], [0, 8], [MPI.DOUBLE, MPI.INT]).Create_resized(
+        0, record.itemsize
+    )
+    told = set()
+
+    def keep_larger(given: Any, into: Any, datatype: Any) -> None:
+        lower, upper = np.frombuffer(given, record), np.frombuffer(into, record)
+        told.add((datatype.Get_size(), datatype.Get_extent()))
+        upper[lower["value"] > upper["value"]] = lower[lower["value"] > upper["value"]]
+
+    larger = MPI.Op.Create(keep_larger, commute=True)
+    mine, best = np.zeros(3, record), np.zeros(3, record)
+    mine["value"], mine["rank"] = [comm.rank, -comm.rank, comm.rank * 7 % 5], comm.rank
+    element.Commit()
+    comm.Allreduce([mine, 3, element], [best, 3, element], larger)
+    found = [best.tolist()]
+    comm.Scan([mine, element], [best, element], larger)
+    found.append(best.tolist())
+    block = np.zeros(1, record)
+    comm.Reduce_scatter_block([np.resize(mine, comm.size), 1, element], [block, 1, element], larger)
+    larger.Reduce_local([mine, 3, element], [best, 3, element])
+    found += [block.tolist(), best.tolist(), sorted(told)]
+    pair = MPI.DOUBLE.Create_contiguous(2).Commit()
+    try:
+        comm.Allreduce([np.zeros(2), 1, pair], [np.zeros(2), 1, pair])
+        error = 0
+    except MPI.Exception as raised:
+        error = int(raised.Get_error_class() == MPI.ERR_OP)
+    for each in (larger, element, pair):
+        each.Free()
+    return [*found, error]
+
+
+def refused(comm: Any) -> list[str]:
+    """Buffers of elements that MPI has no datatype for, and no buffer at all."""
+    found = []
+    names: Any = np.array(["one", "three"])
+    for given in (
+        np.array([None, 1]), names, names.astype("S"), np.zeros(2, "f8,i4"), np.zeros(2, "V8"), None,
+        np.array([b"a", b"b"]),
+    ):  # fmt: skip
+        try:
+            request = comm.Irecv(bytearray(100), comm.rank)
+            comm.Send(given, comm.rank)
+            request.Wait()
+            found.append("sent")
+        except (KeyError, TypeError) as error:
+            found.append(type(error).__name__)
+            request.Cancel()
+            request.Wait()
+    calls: list[Any] = [
+        lambda: comm.Bcast(None),
+        lambda: comm.Reduce_scatter(np.ones(comm.size), np.zeros(2), [1] * comm.size),
+    ]
+    for call in calls:
+        with contextlib.suppress(TypeError, ValueError):
+            call()
+            found.append("done")
+    return found
+
+
 CASES = {
-    each.__name__: each for each in (datatypes, one_sided, arrangements, two_groups, repeated, attributes)
+    each.__name__: each
+    for each in (datatypes, one_sided, arrangements, two_groups, repeated, attributes, operations, refused)
 }
 
 

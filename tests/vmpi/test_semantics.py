@@ -283,7 +283,7 @@ def test_arrays_of_any_order_and_type_arrive() -> None:
         whole = np.arange(12.0).reshape(3, 4)
         for sent in (
             whole, whole[1:], whole.T, whole.astype(bool), whole.astype("G"),
-            np.array(3, np.int16), np.empty(0), whole.astype("V8"),
+            np.array(3, np.int16), np.empty(0), whole.astype("S1"),
         ):  # fmt: skip
             got = np.zeros_like(sent)
             receiving = comm.Irecv(got, comm.rank)
@@ -895,6 +895,11 @@ def test_messages_without_a_buffer() -> None:
         comm.Alltoallv(parts, parts)
         comm.Allreduce(nothing, nothing)
         comm.Sendrecv(nothing, comm.rank, 0, nothing, comm.rank)
+        for send in (comm.Send, comm.Ssend, comm.Bsend, comm.Rsend):
+            send(None, MPI.PROC_NULL)
+            with pytest.raises(TypeError, match="NoneType"):
+                send(None, comm.rank)
+        comm.Recv(None, MPI.PROC_NULL)
         for count in ([None, 0], [0, 1]):  # a count, a displacement
             with pytest.raises(ValueError, match="the null datatype has no extent"):
                 comm.Send([np.zeros(2), *count, MPI.DATATYPE_NULL], 0)

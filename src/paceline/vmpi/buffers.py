@@ -34,6 +34,7 @@ from paceline.vmpi.memory import BottomType, as_bytes, check_byte_order, is_bott
 KINDS = {
     **{letter: np.dtype(letter).str[1:] for letter in "bBhHiIlLqQefdg?"},
     "c": "u1",
+    "s": "u1",
     "F": "c8",
     "D": "c16",
     "G": np.dtype("G").str[1:],
@@ -575,7 +576,7 @@ class Datatype(Attributes):
     def _contents(self) -> tuple[list[int], list[int], list[int], list[Datatype]]:
         layout = self._unwrap()
         how, combiner = layout.how, layout.combiner
-        based = [] if layout.base is None else [_find_datatype(layout.base)]
+        based = [] if layout.base is None else [find_datatype(layout.base)]
         if combiner == c.COMBINER_NAMED:
             return [], [], [], []
         if combiner == c.COMBINER_DUP:
@@ -589,10 +590,10 @@ class Datatype(Attributes):
             return [len(how["displacements"]), *lengths], how["displacements"], [], based
         if combiner == c.COMBINER_STRUCT:
             return (
-                [len(how["at"]), *how["blocklengths"]], how["at"], [], [_find_datatype(each) for each in how["layouts"]],
+                [len(how["at"]), *how["blocklengths"]], how["at"], [], [find_datatype(each) for each in how["layouts"]],
             )  # fmt: skip
         if combiner == c.COMBINER_VALUE_INDEX:
-            return [], [], [], [_find_datatype(each) for each in how["layouts"]]
+            return [], [], [], [find_datatype(each) for each in how["layouts"]]
         if combiner in (c.COMBINER_F90_INTEGER, c.COMBINER_F90_REAL, c.COMBINER_F90_COMPLEX):
             return list(how.values()), [], [], []
         if combiner == c.COMBINER_SUBARRAY:
@@ -619,13 +620,13 @@ class Datatype(Attributes):
         }
         if layout.combiner == c.COMBINER_STRUCT:
             how |= {"displacements": list(layout.how["at"])}
-            how |= {"datatypes": [_find_datatype(each) for each in layout.how["layouts"]]}
+            how |= {"datatypes": [find_datatype(each) for each in layout.how["layouts"]]}
         elif layout.combiner == c.COMBINER_VALUE_INDEX:
-            how = dict(zip(("value", "index"), map(_find_datatype, layout.how["layouts"]), strict=True))
+            how = dict(zip(("value", "index"), map(find_datatype, layout.how["layouts"]), strict=True))
         free = layout.combiner in (
             c.COMBINER_F90_INTEGER, c.COMBINER_F90_REAL, c.COMBINER_F90_COMPLEX,
         )  # fmt: skip
-        base = constants["DATATYPE_NULL"] if free or layout.base is None else _find_datatype(layout.base)
+        base = constants["DATATYPE_NULL"] if free or layout.base is None else find_datatype(layout.base)
         return base, _COMBINERS[layout.combiner], how
 
     # ---- packing
@@ -749,7 +750,7 @@ def _f90(cls: type[Datatype], combiner: int, name: str, **how: int) -> Datatype:
     return cls._of(Layout(combiner, constants[name]._unwrap(), **how))
 
 
-def _find_datatype(layout: Layout) -> Datatype:
+def find_datatype(layout: Layout) -> Datatype:
     """Return the datatype of a layout; one of MPI's own is always the same object."""
     found = Datatype._of(layout) if layout.constant is None else constants[layout.constant]
     assert isinstance(found, Datatype)
@@ -807,16 +808,25 @@ def find_letter(code: str) -> Datatype | None:
 
 
 def kind_of(code: str) -> str:
-    """Return the type of a buffer's elements, from its format.
+    """Return the type of a buffer's elements, from its format; raise KeyError, as mpi4py does, if MPI has none like it.
 
     >>> kind_of("l") == kind_of("q"), kind_of("f"), kind_of("<f")
     (True, 'f4', 'f4')
+    >>> kind_of("O")
+    Traceback (most recent call last):
+    KeyError: "no MPI datatype is like elements of format 'O'; send them with a derived datatype, or as Python objects"
     """
     found = KINDS.get(code)
     if found is not None:
         return found
     check_byte_order(code[:1])
-    return KINDS.get(code.lstrip("@=<>!"), code)
+    found = KINDS.get(code.lstrip("@=<>!").removeprefix("1"))
+    if found is None:
+        raise KeyError(
+            f"no MPI datatype is like elements of format {code!r}; "
+            "send them with a derived datatype, or as Python objects"
+        )
+    return found
 
 
 def make_datatypes() -> dict[str, Datatype]:
@@ -977,6 +987,8 @@ class Elements:
 
     def __init__(self, given: Any, blocks: int = 1) -> None:
         """Read one of mpi4py's lists. With `blocks`, a given count is that of one of as many blocks."""
+        if given is None:
+            raise TypeError("a message cannot be in an object of type NoneType")
         data, count, displacement, datatype = (
             unpack_spec(given) if isinstance(given, (list, tuple)) else (given, None, None, None)
         )
@@ -1069,12 +1081,16 @@ def _as_whole_number(name: str, number: Any) -> int:
 
 
 class BufferMemory:
-    """The bytes of a buffer, not copied if they have no gaps; `kind` is the type of its elements."""
+    """The bytes of a buffer, not copied if they have no gaps; `kind` is the type of its elements.
 
-    __slots__ = ("elements", "itemsize", "kind", "nbytes", "view")
+    `layout`: what one element looks like, if the buffer was given as a list.
+    """
+
+    __slots__ = ("elements", "itemsize", "kind", "layout", "nbytes", "view")
 
     def __init__(self, given: Any, *, writing: bool, blocks: int = 1) -> None:
         self.elements: Elements | None = None
+        self.layout: Layout | None = None
         if given.__class__ is np.ndarray and blocks == 1:
             self.view, self.kind = memory_of(given)
             self.itemsize = self.view.itemsize
@@ -1085,6 +1101,7 @@ class BufferMemory:
                 elements.layout.kind,
                 elements.layout.size,
             )
+            self.layout = elements.layout
             if not elements.dense:
                 self.elements = elements
         self.nbytes = self.view.nbytes
@@ -1096,7 +1113,7 @@ class BufferMemory:
         """Return the memory of an array of bytes."""
         found = cls.__new__(cls)
         found.elements, found.view, found.kind, found.itemsize = None, memoryview(memory), "u1", 1  # type: ignore[arg-type]
-        found.nbytes = memory.nbytes
+        found.layout, found.nbytes = None, memory.nbytes
         return found
 
     def read(self) -> bytes:

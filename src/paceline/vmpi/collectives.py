@@ -17,7 +17,18 @@ from greenlet import getcurrent
 from numpy.typing import NDArray
 
 from paceline.comm.operations import UFUNCS
-from paceline.vmpi.buffers import DATATYPES, BufferMemory, RankParts, block, equal_blocks, find_letter, poison
+from paceline.vmpi.buffers import (
+    DATATYPES,
+    BufferMemory,
+    Layout,
+    RankParts,
+    block,
+    equal_blocks,
+    find_datatype,
+    find_letter,
+    poison,
+)
+from paceline.vmpi.constants import COMBINER_NAMED
 from paceline.vmpi.errors import BufferChanged, mpi_error
 from paceline.vmpi.groups import CollectiveRequest, Disagreement, meet
 from paceline.vmpi.handles import Handle, constants
@@ -161,7 +172,7 @@ class Op(Handle):
             )
         if not self:
             raise mpi_error("ERR_OP", "a null or freed operation combines nothing")
-        into.write(combine_all([given.view, into.view], self, into.kind))
+        into.write(combine_all([given.view, into.view], check_op(self, into.kind, into.layout), into.kind))
 
     def into(self, lower: NDArray[Any], upper: NDArray[Any]) -> NDArray[Any]:
         """Compute `lower op upper` in the memory of one of them, and return that."""
@@ -205,16 +216,45 @@ class _Foreign:
         return upper
 
 
-def check_op(op: Any, kind: str) -> Any:
-    """Return an operation that can combine elements of this kind, or raise."""
+class _OnElements:
+    """An operation made from a function, on a datatype: the function is given elements as they lie in memory."""
+
+    def __init__(self, op: Any, layout: Layout) -> None:
+        self.name, self._function, self._layout = op.name, op._function, layout
+
+    def into(self, lower: NDArray[Any], upper: NDArray[Any]) -> NDArray[Any]:
+        layout, datatype = self._layout, find_datatype(self._layout)
+        packed = upper.view(np.uint8)
+        if layout.dense or layout.extent <= 0 or layout.true_bounds[0] < 0:
+            self._function(lower.view(np.uint8).view(buffer), packed.view(buffer), datatype)
+            return upper
+        count = packed.nbytes // layout.size
+        nbytes = count * layout.extent  # which the last element may exceed
+        first, second = (np.zeros(nbytes + layout.true_bounds[1], np.uint8) for _ in range(2))
+        layout.unpack(lower.view(np.uint8), first, 0, count)
+        layout.unpack(packed, second, 0, count)
+        self._function(first[:nbytes].view(buffer), second[:nbytes].view(buffer), datatype)
+        packed[:] = layout.pack(second, 0, count)
+        return upper
+
+
+def check_op(op: Any, kind: str, layout: Layout | None = None) -> Any:
+    """Return an operation that can combine elements of this kind and layout, or raise."""
     if op is None:
-        return SUM
+        if layout is None:
+            return SUM
+        op = SUM
     if not isinstance(op, Op):
         if hasattr(op, "Reduce_local"):
             return _Foreign(op)
         raise TypeError(f"op must be an MPI.Op; got {type(op).__name__}")
     if not op:
         raise mpi_error("ERR_OP", "op must be an operation; got a null or freed one")
+    if layout is not None:
+        if not op.Is_predefined():
+            return _OnElements(op, layout)
+        if layout.combiner != COMBINER_NAMED:
+            raise mpi_error("ERR_OP", f"{op.name} cannot combine elements of a derived datatype")
     if op.ufunc is not None:
         _check_kind(op.ufunc, kind, op.name)
     return op
@@ -453,8 +493,10 @@ class Reductions(CollectiveBase):
     def _reduce_scatter(
         self, name: str, sendbuf: Any, recvbuf: Any, counts: Sequence[int] | None, op: Any
     ) -> CollectiveRequest:
-        into = BufferMemory(recvbuf, writing=True)
-        send = into if is_in_place(sendbuf) else BufferMemory(sendbuf, writing=False)
+        in_place = is_in_place(sendbuf)
+        blocks = self.size if "block" in name else 1  # a count is that of one of them
+        into = BufferMemory(recvbuf, writing=True, blocks=blocks if in_place else 1)
+        send = into if in_place else BufferMemory(sendbuf, writing=False, blocks=blocks)
         if send.nbytes and into.nbytes and send.kind != into.kind:
             raise ValueError(f"{name} cannot send {send.kind} and receive {into.kind}")
         if counts is None and "block" in name:
@@ -467,7 +509,7 @@ class Reductions(CollectiveBase):
             ends = np.cumsum([int(count) * each for count in counts]).tolist()
         if ends and (len(ends) != self.size or ends[-1] != send.nbytes):
             raise ValueError(f"{name} of {send.nbytes} bytes cannot be cut into {self.size} parts {counts}")
-        if counts is not None and send is not into and int(counts[self.rank]) * each > into.nbytes:
+        if counts is not None and send is not into and int(counts[self.rank]) * each != into.nbytes:
             raise ValueError(f"{name} of {counts[self.rank]} elements to this rank, into {into.nbytes} bytes")
 
         def finish(given: list[Any]) -> list[Any]:
@@ -481,7 +523,7 @@ class Reductions(CollectiveBase):
                     )  # fmt: skip
             return [whole[start:stop] for start, stop in zip([0, *stops], stops, strict=False)]
 
-        op = check_op(op, send.kind)
+        op = check_op(op, send.kind, send.layout)
         return self._meet(
             name, send, finish, into=into, arguments=(("op", op.name), *signature(send)), nbytes=send.nbytes,
             also=send.nbytes if send is into and not ends else into.nbytes,
@@ -499,7 +541,7 @@ class Reductions(CollectiveBase):
             send = BufferMemory(sendbuf, writing=False)
             if into is not None:
                 self._check_same(name, send, into)
-        op = check_op(op, send.kind)
+        op = check_op(op, send.kind, send.layout)
         return self._meet(
             name, send, lambda given: make(op, given, send.kind), into=into,
             arguments=(*arguments, ("op", op.name), *signature(send)), nbytes=send.nbytes,

@@ -726,6 +726,8 @@ class PointToPoint(Probing):
 
     def Ibsend(self, buf: Any, dest: int, tag: int = 0) -> Request:
         """Send a copy of the buffer, which is free at once."""
+        if dest == self.kernel.special.proc_null:
+            return self.Isend(buf, dest, tag, "Ibsend")
         view, kind = memory_of(buf)
         copy = view.tobytes()
         if copy and kind[0] not in "V?" and "," not in kind:

@@ -234,11 +234,11 @@ class Intercomm(Comm):
         given = take = None
         if self._takes_part(root):
             send = BufferMemory(sendbuf, writing=False)
-            made, kind = check_op(op, send.kind), send.kind
+            made, kind = check_op(op, send.kind, send.layout), send.kind
             given = send.read()
         elif root == ROOT:
             into = BufferMemory(recvbuf, writing=True)
-            made, kind, take = check_op(op, into.kind), into.kind, into.write
+            made, kind, take = check_op(op, into.kind, into.layout), into.kind, into.write
         else:
             made, kind = None, ""
 
@@ -254,7 +254,7 @@ class Intercomm(Comm):
     def _allreduce(self, name: str, sendbuf: Any, recvbuf: Any, op: Any) -> CollectiveRequest:
         send, into = BufferMemory(sendbuf, writing=False), BufferMemory(recvbuf, writing=True)
         self._check_same(name, send, into)
-        made = check_op(op, send.kind)
+        made = check_op(op, send.kind, send.layout)
         return self._swap_with_other(
             name, send.read(), lambda rows, _: combine_all(rows, made, send.kind), into.write, send.nbytes
         )
@@ -262,8 +262,9 @@ class Intercomm(Comm):
     def _reduce_scatter(
         self, name: str, sendbuf: Any, recvbuf: Any, counts: Sequence[int] | None, op: Any
     ) -> CollectiveRequest:
-        send, into = BufferMemory(sendbuf, writing=False), BufferMemory(recvbuf, writing=True)
-        made = check_op(op, send.kind)
+        into = BufferMemory(recvbuf, writing=True)
+        send = BufferMemory(sendbuf, writing=False, blocks=self.size if "block" in name else 1)
+        made = check_op(op, send.kind, send.layout)
         if counts is None:
             ends = [into.nbytes * (rank + 1) for rank in range(self.size)]
         else:

@@ -434,9 +434,9 @@ class Cartcomm(Topocomm):
 
     dim = ndim = property(Get_dim)
 
-    def Get_topo(self) -> tuple[list[int], list[bool], list[int]]:
+    def Get_topo(self) -> tuple[list[int], list[int], list[int]]:
         topology = self.state.topology
-        return list(topology.dims), list(topology.periods), topology.coordinates(self.rank)
+        return list(topology.dims), list(map(int, topology.periods)), topology.coordinates(self.rank)
 
     topo = property(Get_topo)
     dims = property(lambda self: self.Get_topo()[0])
