@@ -212,6 +212,29 @@ def test_log_files_by_dict_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     ]
 
 
+@pytest.mark.parametrize(("hook", "status"), [("comm.Abort(3)", 3), ("1 / 0", 1), ("pass", 1)])
+def test_a_hook_for_exceptions_is_called(
+    hook: str,
+    status: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("program.py").write_text(
+        "import sys\nfrom mpi4py.MPI import COMM_WORLD as comm\n"
+        "def hook(kind, error, trace):\n"
+        "    print(comm.rank, kind.__name__, error, trace.tb_frame.f_code.co_filename)\n"
+        f"    {hook}\n"
+        "sys.excepthook = hook\n"
+        "if comm.rank == 1: raise ValueError('bad')\ncomm.Barrier()\n"
+    )
+    assert main(["simulate", "run", "program.py", "-n", "3"]) == status
+    printed = capsys.readouterr()
+    assert printed.out == "1 ValueError bad program.py\n"
+    assert ("ValueError: bad" in printed.err) == (status == 1)
+
+
 def test_ranks_that_are_ended_print_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -169,6 +169,25 @@ def test_ranks_sleep_in_virtual_time() -> None:
     assert time.sleep is really
 
 
+def test_a_loop_that_waits_for_the_clock_ends() -> None:
+    def program(comm: Any) -> list[float]:
+        from mpi4py import MPI
+
+        found = []
+        for seconds in (1e-4, 2.0):
+            start = MPI.Wtime()
+            while MPI.Wtime() < start + seconds:
+                pass
+            found.append(MPI.Wtime() - start)
+            comm.Barrier()
+        start = [MPI.Wtime() for _ in range(900)]
+        comm.Compute(1.0)
+        return [*found, start[-1] - start[0], MPI.Wtime() - start[0]]
+
+    for found in vmpi.run(program, ranks=2).values:
+        assert found == pytest.approx([1e-4, 2.0, 0.0, 1.0], rel=0.02)
+
+
 def test_waiting_for_a_process_takes_no_virtual_time() -> None:
     def program(comm: Any) -> float:
         subprocess.run(["sleep", "0.05"], check=True, timeout=280)

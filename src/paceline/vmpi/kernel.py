@@ -77,6 +77,7 @@ class Rank:
         "inside",
         "kernel",
         "latest",
+        "looks",
         "messages_at_poll",
         "node",
         "number",
@@ -118,6 +119,8 @@ class Rank:
         self.open: dict[int, Any] = {}
         """Requests that are not done or have not been waited for."""
         self.latest: dict[int, float] = {}
+        self.looks = (0.0, 0.0, 0)
+        """Since when the rank has only looked at its clock, when it last did, and how often: see `MPI.Wtime`."""
         self.slow = 1.0
         self.pace: Callable[[float, float], float] | None = None
         """Set if faults slow this rank down or kill it: maps a start time and seconds of work to the end time."""

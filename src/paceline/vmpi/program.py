@@ -28,7 +28,7 @@ from paceline.files import open_file, unreadable
 from paceline.vmpi import MPI
 from paceline.vmpi.communicator import current_world
 from paceline.vmpi.compute import Compute, RankCompute
-from paceline.vmpi.errors import Aborted
+from paceline.vmpi.errors import Aborted, SimulationError
 from paceline.vmpi.groups import CommState
 from paceline.vmpi.handles import raise_unsupported
 from paceline.vmpi.kernel import Kernel
@@ -222,6 +222,11 @@ class Script:
                 if end.code not in (None, 0) or isinstance(end, Aborted):
                     raise
                 return None
+            except SimulationError:
+                raise
+            except Exception as error:
+                _call_excepthook(error)
+                raise
 
     def _import(self, *arguments: Any, **options: Any) -> Any:
         """Do what Python's `__import__` does, for the running rank."""
@@ -258,6 +263,15 @@ class Script:
                     sys.modules[name] = before[name]
                 else:
                     del sys.modules[name]
+
+
+def _call_excepthook(error: Exception) -> None:
+    """Call the `sys.excepthook` that the running rank has set, as Python would: it may call Abort."""
+    hook = sys.excepthook
+    if hook is not vars(sys)["excepthook"]:  # that of the simulator's own process
+        trace = error.__traceback__
+        with contextlib.suppress(Exception):  # the error itself is what counts
+            hook(type(error), error, trace and trace.tb_next)
 
 
 class NearbyModules:
