@@ -262,6 +262,13 @@ def operations(comm: Any) -> list[Any]:
         error = int(raised.Get_error_class() == MPI.ERR_OP)
     for each in (larger, element, pair):
         each.Free()
+    halves = np.arange(4.0)
+    comm.Allreduce([halves, 2, MPI.DOUBLE], [halves, (2, 2), MPI.DOUBLE])
+    found.append(halves.tolist())
+    try:
+        comm.Allreduce(halves, halves)
+    except MPI.Exception as raised:
+        found.append(raised.Get_error_class() == MPI.ERR_BUFFER)
     return [*found, error]
 
 

@@ -540,6 +540,14 @@ class Reductions(CollectiveBase):
         else:
             send = BufferMemory(sendbuf, writing=False)
             if into is not None:
+                if (
+                    send.view.obj is into.view.obj
+                    and send.nbytes
+                    and np.shares_memory(send.flat(), into.flat())
+                ):
+                    raise mpi_error(
+                        "ERR_BUFFER", f"{name} cannot combine what is in its result; pass MPI.IN_PLACE"
+                    )
                 self._check_same(name, send, into)
         op = check_op(op, send.kind, send.layout)
         return self._meet(

@@ -334,7 +334,8 @@ def _from_cuda(given: Any) -> memoryview:
     _check_shape(shape)
     _check_strides(shape, interface.get("strides"), itemsize)
     nbytes = prod(shape) * itemsize
-    return _cast(memory_at(address or 0, nbytes, given), typestr[1:], readonly)
+    kind = "u1" if typestr[1] == "V" else typestr[1:]
+    return _cast(memory_at(address or 0, nbytes, given), kind, readonly)
 
 
 def check_byte_order(order: str) -> None:
