@@ -454,6 +454,26 @@ def test_a_buffer_changed_while_it_is_received_into() -> None:
     )
 
 
+def test_a_buffer_of_two_receives() -> None:
+    def program(comm: Any) -> None:
+        from mpi4py import MPI
+
+        values = np.zeros(4)
+        if comm.rank == 0:
+            comm.Send(values, 1)
+            comm.Send(values[1:], 1)
+        else:
+            first = comm.Irecv(values, 0)
+            second = comm.Irecv(values[1:], 0)
+            MPI.Request.Waitall([first, second])
+
+    first, second = (_line(program, f"{name} = comm.Irecv") for name in ("first", "second"))
+    assert _refused(program, BufferChanged) == (
+        f"the buffer of Irecv of rank 1 at {second} is also that of Irecv of rank 1 at {first}; receives in progress at "
+        "the same time need a buffer each (--no-strict, or strict=False, does not check this)"
+    )
+
+
 def test_a_buffer_read_too_early_is_no_number() -> None:
     def program(comm: Any) -> Any:
         values = np.zeros(4)

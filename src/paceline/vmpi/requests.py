@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from io import BytesIO
-from itertools import compress
+from itertools import compress, islice
 from operator import attrgetter
 from typing import Any
 
@@ -540,6 +540,7 @@ class ReceiveRequest(Request):
     """A receive. Its buffer belongs to it until it is done."""
 
     __slots__ = (
+        "also",
         "cancelled",
         "count",
         "kind",
@@ -553,6 +554,8 @@ class ReceiveRequest(Request):
         "wanted_tag",
     )
     receives = True
+    also: str
+    """What else the buffer is used for, if that is known."""
     order: int
     saved: bytes | None
     origin: Any
@@ -582,9 +585,22 @@ class ReceiveRequest(Request):
 
     def _guard(self) -> None:
         """Fill the buffer with NaNs, so that reading it too early is visible and writing it is detected."""
+        self.also = ""
         if self.nbytes:
             self.saved = self.view.tobytes()
+            if self.saved == poison(self.nbytes):
+                self._find_other()
             write_bytes(self.view, poison(self.nbytes))
+
+    def _find_other(self) -> None:
+        """Note if another receive that is not done, one of the latest, has the same buffer."""
+        for other in islice(reversed(self.rank.open.values()), 100):
+            view = getattr(other, "view", None) if other.receives and other is not self else None
+            if view is not None and not other.done and np.may_share_memory(view, self.view):
+                self.also = (
+                    f"is also that of {other.describe()}; receives in progress at the same time need a buffer each "
+                    "(--no-strict, or strict=False, does not check this)"
+                )
 
     def fetch(self, data: memoryview) -> bytes | None:
         """Copy the sender's memory, which it may soon change; return what `deliver` is to write."""
@@ -599,7 +615,8 @@ class ReceiveRequest(Request):
         if kept is not None:
             if view.tobytes() != poison(self.nbytes):
                 self.error = BufferChanged(
-                    f"the buffer of {self.describe()} was changed before the message from rank {source} arrived"
+                    f"the buffer of {self.describe()} "
+                    + (self.also or f"was changed before the message from rank {source} arrived")
                 )
             data = kept if data is None else data + kept[nbytes:]
             self.saved = None
