@@ -110,6 +110,14 @@ def test_the_state_is_restored(ending: str, tmp_path: Path) -> None:
         assert look() == before[name], name
 
 
+def test_a_stream_that_a_thread_has_kept(capsys: pytest.CaptureFixture[str]) -> None:
+    with vmpi.Script(STATES).imitate_python():
+        kept = vars(sys)["stdout"]
+        kept.write("before, ")
+    kept.write("after")
+    assert capsys.readouterr().out == "before, after"
+
+
 def test_generators_of_torch_are_restored() -> None:
     import torch
 

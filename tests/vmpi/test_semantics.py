@@ -723,6 +723,29 @@ def test_windows_are_one_memory() -> None:
     assert vmpi.run(program, ranks=3).values == [[8, [0, 8, 24], [[0.0], [1.0] * 2, [2.0] * 3]]] * 3
 
 
+def test_waiting_for_what_another_rank_writes() -> None:
+    def program(comm: Any, writes: bool) -> float:
+        from mpi4py import MPI
+
+        window = MPI.Win.Allocate_shared(8 if comm.rank == 0 else 0, 8, comm=comm)
+        flag = np.frombuffer(window.Shared_query(0)[0], "i8")
+        window.Lock_all()
+        if comm.rank == 0:
+            comm.Compute(1.0)
+            flag[0] = writes
+            window.Sync()
+        else:
+            while not flag[0]:
+                window.Sync()
+        window.Unlock_all()
+        window.Free()
+        return float(comm.Wtime())
+
+    assert vmpi.run(program, True, ranks=3).values == pytest.approx([1.0] * 3, rel=0.01)
+    with pytest.raises((Deadlock, RankFailed), match="2 of 3 ranks keep polling"):
+        vmpi.run(program, False, ranks=3)
+
+
 def test_locks_are_held_by_one() -> None:
     """Each takes the lock, computes, adds one: the clock of the last is the sum of all."""
 

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from typing import Any
 
@@ -102,6 +103,27 @@ def test_nothing_is_left_behind() -> None:
 def test_only_a_rank_has_a_world() -> None:
     with vmpi.replace_mpi4py() as MPI, pytest.raises(RuntimeError, match="only a simulated rank has"):
         MPI.COMM_WORLD.Get_rank()
+
+
+def test_threads_are_refused() -> None:
+    def program(comm: Any) -> str:
+        from mpi4py import MPI
+
+        found = []
+
+        def call() -> None:
+            try:
+                MPI.COMM_WORLD.Get_rank()
+            except NotImplementedError as error:
+                found.append(str(error))
+
+        thread = threading.Thread(target=call)
+        thread.start()
+        thread.join()
+        return found[0]
+
+    said = "the simulator has no threads that call MPI: only the ranks themselves can"
+    assert vmpi.run(program, ranks=2).values == [said, said]
 
 
 def test_modules_of_mpi4py() -> None:

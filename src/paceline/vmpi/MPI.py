@@ -266,24 +266,11 @@ def _typealign(datatype: Datatype) -> int | None:
     return datatype.layout.alignment if datatype.layout is not None and datatype.is_predefined else None
 
 
-# Calls of Wtime with nothing between them after which a rank is taken to wait for its clock: it then advances.
-LOOKS = 1000
-
-
 def Wtime() -> float:
-    """Return the running rank's clock, in virtual seconds.
-
-    A program may look at the clock until some time has passed. Its clock would stand still for ever. So after many calls
-    at the same time, each takes a microsecond, or a thousandth of the time that they have taken so far.
-    """
+    """Return the running rank's clock, in virtual seconds; it advances in a loop that waits for it."""
     me = current_world().me
+    me.kernel.look(me)
     now: float = me.t
-    since, latest, looks = me.looks
-    if now != latest:
-        since, looks = now, 0
-    elif looks > LOOKS:
-        me.t = now = now + max(1e-6, (now - since) / 1000)
-    me.looks = since, now, looks + 1
     return now
 
 

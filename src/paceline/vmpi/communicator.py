@@ -8,6 +8,7 @@ rank gets its own copy, as it would from another process. A program without MPI.
 from __future__ import annotations
 
 import pickle
+import threading
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -235,6 +236,8 @@ def current_world() -> Any:
     """Return the communicator of all ranks, as the running rank has it."""
     found = getattr(getcurrent(), "paceline_world", None)
     if found is None:
+        if threading.current_thread() is not threading.main_thread():
+            raise_unsupported("threads that call MPI: only the ranks themselves can")
         raise RuntimeError(
             "only a simulated rank has an MPI.COMM_WORLD; use it inside the function given to vmpi.run"
         )

@@ -48,6 +48,8 @@ from paceline.vmpi.requests import ReceiveRequest, Request
 
 # After this many tests or probes that found nothing, check whether any rank could still send something.
 POLLS_BEFORE_CHECK = 20_000
+# After this many looks at the clock, or at shared memory, with nothing between, each takes time.
+LOOKS = 1000
 # A time and a tie that come before all others.
 AT_ONCE = -1.0
 # The `wake` of a rank that is not waiting: nothing that arrives wakes it.
@@ -120,7 +122,7 @@ class Rank:
         """Requests that are not done or have not been waited for."""
         self.latest: dict[int, float] = {}
         self.looks = (0.0, 0.0, 0)
-        """Since when the rank has only looked at its clock, when it last did, and how often: see `MPI.Wtime`."""
+        """Since when the rank has only looked at its clock, when it last did, and how often: see `Kernel.look`."""
         self.slow = 1.0
         self.pace: Callable[[float, float], float] | None = None
         """Set if faults slow this rank down or kill it: maps a start time and seconds of work to the end time."""
@@ -413,6 +415,21 @@ class Kernel:
         rank.empty_polls += 1
         if rank.empty_polls % POLLS_BEFORE_CHECK == 0:
             check_polling(self, POLLS_BEFORE_CHECK)
+
+    def look(self, rank: Rank, *, polls: bool = False) -> None:
+        """Count a look of a rank at its clock, or at shared memory (`polls`), which takes no time.
+
+        A program may look until some time has passed, or until another rank has written. Its clock would stand still for
+        ever. So after many looks with nothing between, each takes a microsecond, or a thousandth of the time since then.
+        """
+        since, latest, looks = rank.looks
+        if rank.t != latest:
+            since, looks = rank.t, 0
+        elif looks > LOOKS:
+            if polls:
+                self.count_poll(rank)
+            rank.t += max(1e-6, (rank.t - since) / 1000)
+        rank.looks = since, rank.t, looks + 1
 
     def schedule(self, dest: Rank, at: float, thing: Any) -> None:
         """Schedule the arrival of something at a rank: its `arrive(rank)` is called when the rank processes it."""

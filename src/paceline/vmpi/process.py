@@ -145,7 +145,10 @@ class _Stream:
         self._stream = stream
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream.__get__(sys), name)
+        stream, namespace = self._stream, vars(sys)
+        if stream.place not in namespace:  # a thread of the program that is still running after it
+            return getattr(namespace[stream.name], name)
+        return getattr(stream.__get__(sys), name)
 
 
 STREAMS = [RankStream(name) for name in ("stdin", "stdout", "stderr")]

@@ -497,6 +497,7 @@ class Window(Attributes, Handled):
     def Sync(self) -> None:
         """Let ranks with an earlier clock run first: what they wrote is visible, what is written later is not."""
         me = self._unwrap().comm.me
+        me.kernel.look(me, polls=True)
         me.kernel.let_earlier_go(me)
 
     def Lock_all(self, assertion: int = 0) -> None:
