@@ -44,6 +44,25 @@ def test_ranks_started_for_a_call_give_serial_s_result(tmp_path: Path) -> None:
     assert paceline.Run(parallel.run).complete
 
 
+def test_a_replay_takes_the_folder_that_fit_returned(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {**SMALL, "runs": tmp_path, "on": "sim"}
+    first = fit("mlp:8", "iris", strategy="parameter-server", ranks=3, **settings)
+    again = fit("mlp:8", "iris", replay=first.run, **settings)
+    assert isinstance(first.run, Path)
+    assert again.ranks == 3
+    assert np.array_equal(first.model.x, again.model.x)
+
+
+def test_data_may_be_a_path(tmp_path: Path) -> None:
+    inputs, labels = blobs()
+    np.savez(tmp_path / "mine.npz", inputs=inputs, labels=labels)
+    settings: dict[str, Any] = {**SMALL, "runs": tmp_path / "runs"}
+    fitted = fit("mlp:8", tmp_path / "mine.npz", strategy="serial", **settings)
+    assert fitted.run is not None
+    assert paceline.Run(fitted.run).config["data"] == str(tmp_path / "mine.npz")
+    assert paceline.predict(fitted.run).accuracy == fitted.test_accuracy  # without the data
+
+
 @pytest.mark.once
 def test_a_module_is_trained_in_place_also_on_other_ranks() -> None:
     import torch

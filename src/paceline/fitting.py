@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numbers
+import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -79,6 +80,11 @@ def fit(
     """
     from paceline.launch import mpi, world
 
+    data = os.fspath(data) if isinstance(data, os.PathLike) else data
+    settings = {
+        name: os.fspath(value) if isinstance(value, os.PathLike) else value
+        for name, value in settings.items()
+    }
     options = options_of(on, {name: settings.pop(name) for name in NAMES if name in settings})
 
     def job() -> Job:

