@@ -62,7 +62,7 @@ def test_train_predict_and_report(
 
     lines = paceline("predict", result["run"], cwd=tmp_path).stdout.split()
     assert len(lines) == 15
-    assert set(map(int, lines)) <= {0, 1, 2}
+    assert set(lines) <= {"setosa", "versicolor", "virginica"}
     assert main(["predict", result["run"], "--out", "p.npz"]) == 0
     assert np.load(tmp_path / "p.npz")["scores"].shape == (15, 3)
 

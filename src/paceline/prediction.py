@@ -45,6 +45,8 @@ class Predicted:
     """In the shape of the labels: a class for each sample, or for each of its words or pixels; 0 or 1 for no or yes."""
     accuracy: float | None
     loss: float | None
+    class_names: tuple[str, ...] = ()
+    """The names of the classes, by number; empty if they have none besides their numbers."""
     cut: str | None = None
     """Where the run was cut whose last checkpoint was used; None for a complete run."""
 
@@ -133,6 +135,7 @@ def predict(
         classes=classes,
         accuracy=right / answers if answers else None,
         loss=loss / weight if weight else None,
+        class_names=tuple(config.get("class_names") or ()),
         cut=source.cut,
     )
 
@@ -238,10 +241,10 @@ def _check(run: Run, data: Dataset) -> Array | None:
     _check_shapes(run, data.name, data.train)
     if config["classes"] and not data.classes:
         raise UsageError(
-            f"{data.name} has values as labels; {run.folder} was trained on {config['classes']} classes"
+            f"{data.name} has numbers as labels; {run.folder} was trained on {config['classes']} classes"
         )
     if not config["classes"] and data.classes:
-        raise UsageError(f"{data.name} has {data.classes} classes; {run.folder} was trained on values")
+        raise UsageError(f"{data.name} has {data.classes} classes; {run.folder} was trained on numbers")
     names = tuple(config["class_names"])
     if not names and "target" in config and all(name.isdigit() for name in data.class_names):
         names = tuple(map(str, range(config["classes"])))  # its labels were these numbers

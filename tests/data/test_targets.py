@@ -40,7 +40,7 @@ def test_the_output_and_the_record_say_values(tmp_path: Path, capsys: pytest.Cap
                      "--quiet"]) == 0  # fmt: skip
         printed = capsys.readouterr().out
         loss = Run(tmp_path / name).summary["test_loss"]
-        assert f"test loss {loss:.4g} (values), " in printed.splitlines()[0]
+        assert f"test loss {loss:.4g} (numbers), " in printed.splitlines()[0]
         assert ("taken as numbers; labels=classes makes them classes" in printed) == said
         config = json.loads((tmp_path / name / "config.json").read_text())
         assert (config["target"], config["classes"]) == ("numbers", 0)
@@ -76,5 +76,20 @@ def test_other_data_are_read_like_the_run_s(tmp_path: Path) -> None:
     assert predict(fitted.run, data=file).loss is not None  # grades, as values
     named = tmp_path / "named.csv"
     named.write_text("1,2,x\n3,4,y\n")
-    with pytest.raises(UsageError, match=r"named has 2 classes; .* was trained on values"):
+    with pytest.raises(UsageError, match=r"named has 2 classes; .* was trained on numbers"):
         predict(fitted.run, data=str(named))
+
+
+def test_named_classes_are_predicted_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [f"{n % 2},{n},{('a red fox', 'π')[n % 2]}" for n in range(60)]
+    (tmp_path / "fox.csv").write_text("\n".join(rows), encoding="utf-8")
+    fitted = fit(
+        "mlp:4", f"{tmp_path}/fox.csv", strategy="serial", epochs=1, batch=8, runs=tmp_path, quiet=True
+    )
+    assert fitted.run is not None
+    capsys.readouterr()
+    assert main(["predict", str(fitted.run), "--split", "all"]) == 0
+    predicted = predict(fitted.run, split="all")
+    assert predicted.class_names == ("a red fox", "π")
+    printed = capsys.readouterr().out.splitlines()
+    assert printed == [predicted.class_names[number] for number in predicted.classes]

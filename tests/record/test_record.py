@@ -94,7 +94,7 @@ def test_samples_that_the_model_cannot_take_are_refused(tmp_path: Path) -> None:
         predict(run, data="digits")
     with pytest.raises(UsageError, match="must be from 0 to 2; sample 0 has 3"):
         predict(run, data=(np.zeros((2, 4)), np.array([3, 0])))
-    with pytest.raises(UsageError, match=r"has values as labels; .* was trained on 3 classes"):
+    with pytest.raises(UsageError, match=r"has numbers as labels; .* was trained on 3 classes"):
         predict(run, data=((np.zeros((9, 4)), np.linspace(0, 1, 9)),) * 2)
     with pytest.raises(UsageError, match="unknown split 'foo'; choose one of train, validation, test, all"):
         predict(run, split="foo")

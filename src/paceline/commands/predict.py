@@ -1,4 +1,4 @@
-"""`paceline predict`: print the classes or values that a trained network predicts."""
+"""`paceline predict`: print the classes or numbers that a trained network predicts."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ examples:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Predict; print the class or classes of one sample per line, or the accuracy as JSON."""
+    """Predict; print the class or classes of one sample per line, by name if it has one, or the accuracy as JSON."""
     from paceline.files import check_place, json_text, write_arrays
     from paceline.prediction import predict
-    from paceline.text import percent
+    from paceline.text import one_line, percent
 
     if args.out is not None:
         check_place(args.out)
@@ -53,7 +53,12 @@ def main(args: argparse.Namespace) -> int:
         return 0
     if args.out is None:
         rows = predicted.classes if predicted.classes.size else predicted.scores
-        np.savetxt(sys.stdout, rows.reshape(len(rows), -1), fmt="%g")
+        rows = rows.reshape(len(rows), -1)
+        names = dict(enumerate(predicted.class_names))
+        if predicted.classes.size and names and rows.shape[1] == 1:
+            print(*(one_line(names.get(number, str(number))) for number in rows[:, 0]), sep="\n")
+        else:
+            np.savetxt(sys.stdout, rows, fmt="%g")
     accuracy = "" if predicted.accuracy is None else f", accuracy {percent(predicted.accuracy)}"
     loss = "unknown" if predicted.loss is None else f"{predicted.loss:.4f}"
     cut = "" if predicted.cut is None else f" (the run was {predicted.cut}: its last checkpoint)"

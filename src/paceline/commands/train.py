@@ -368,7 +368,7 @@ def _describe(fitted: Fitted) -> str:
     if fitted.test_accuracy is not None:
         result = f"test accuracy {100 * fitted.test_accuracy:.2f} %, "
     elif fitted.test_loss is not None:
-        result = f"test loss {fitted.test_loss:.4g} (values), "
+        result = f"test loss {fitted.test_loss:.4g} (numbers), "
     rate = "" if fitted.samples_per_second is None else f" ({fitted.samples_per_second:,.0f} samples/s)"
     ranks = f"{fitted.ranks:,} {'simulated ' * fitted.simulated}rank{'s' if fitted.ranks > 1 else ''}"
     each = " each" if fitted.ranks > 1 else ""
