@@ -57,6 +57,36 @@ def test_steps_that_are_too_short_for_ranks(tmp_path: Path) -> None:
     ), said
 
 
+@pytest.mark.parametrize("settings", [{"on_divergence": "halve"}, {"reproducible": 2}])
+def test_one_process_with_a_way_of_its_own(tmp_path: Path, settings: dict[str, Any]) -> None:
+    run = serial(tmp_path, cores=4, each=100 * US)
+    run.config |= settings
+    words = shlex.split(next_step(run), comments=True)
+    assert "--strategy=sync" in words
+    assert words[words.index("-n") + 1] == ("2" if "reproducible" in settings else "4")  # which divides it
+    run.config["reproducible"] = 1
+    assert next_step(run).startswith("stay with one process")
+
+
+def test_reproducible_ranks_are_not_advised_what_train_refuses(tmp_path: Path) -> None:
+    runs = made(tmp_path, ("sync", 4), given={"each": 0.1 * US}, network="1gbe", reproducible=4)
+    [found] = diagnose(runs)
+    plain = [re.sub(r" \([^()]*\)", "", cause.advice) for cause in found.causes]  # without the reasons
+    advice = [settings_in(one) for each in plain for one in re.split(r", (?:or|and) ", each)]
+    assert {"batch": "128"} in advice
+    assert all("n" not in one or 4 % int(one["n"]) == 0 for one in advice)
+    assert all(one.get("strategy", "sync").partition(":")[0] in ("sync", "serial") for one in advice)
+
+
+def test_two_runs_on_as_many_ranks_with_other_threads(tmp_path: Path) -> None:
+    ways = [("sync", 4), ("sync", 4, {"threads": 2})]
+    runs = as_real(made(tmp_path, *ways, given={"each": 100 * US}, network="1gbe", compute=False), cores=2)
+    for run in runs:
+        (run.folder / "config.json").write_text(json.dumps(run.config))
+        (run.folder / "environment.json").write_text(json.dumps(run.environment))
+    assert ["more ranks than cores" in next_step(run) for run in runs] == [True, True]
+
+
 def test_one_core(tmp_path: Path) -> None:
     assert next_step(serial(tmp_path, cores=1)).startswith("nothing here: ranks need more than one core")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from math import ceil
 from typing import Any
@@ -214,6 +214,9 @@ def fewer_good(case: Case, than: int) -> int | None:
 
 def possible(case: Case, number: int) -> bool:
     """Return True if the strategy can use this many ranks."""
+    pieces = case.config.get("reproducible")
+    if pieces and number > 0 and pieces % number:
+        return False
     known = find_built_in(case.strategy)
     if known is None:
         return number > case.at.ranks - case.facts.workers
@@ -256,7 +259,28 @@ def worth(case: Case, advice: str, *, of_accuracy: bool = False) -> bool:
     return known is None or known is case.at or _better(case, known, case.at, of_accuracy=of_accuracy)
 
 
+def stays_reproducible(config: Mapping[str, Any], given: Mapping[str, str]) -> bool:
+    """Return False if `paceline train` would refuse settings because a run is reproducible.
+
+    >>> stays_reproducible({"reproducible": 8, "strategy": "sync", "ranks": 4}, {"n": "6"})
+    False
+    """
+    pieces = config.get("reproducible")
+    if not pieces:
+        return True
+    strategy = find_built_in(given.get("strategy", str(config["strategy"])))
+    if strategy is None or "batch-per-rank" in given:
+        return False
+    try:
+        strategy.check_reproducible()
+    except UsageError:
+        return False
+    return bool(pieces % int(given.get("n", config["ranks"])) == 0)
+
+
 def _is_accepted(case: Case, given: dict[str, str], number: int) -> bool:
+    if not stays_reproducible(case.config, given | {"n": str(number)}):
+        return False
     if "strategy" not in given:
         return possible(case, number)
     strategy = find_built_in(given["strategy"])

@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import Any
 
 from paceline.compare.noise import Timing, differ, with_noise, within_noise
-from paceline.compare.rows import Row, is_serial, problem_of, rows_of
+from paceline.compare.rows import Row, describe_simulation, is_serial, problem_of, rows_of, ways_of
 from paceline.compare.verdict import best, standing
 from paceline.config import Config
-from paceline.diagnosis.advice import present_batch, settings_in
+from paceline.diagnosis.advice import present_batch, settings_in, stays_reproducible
 from paceline.diagnosis.case import WIDTH, Case, cases_of, place_at, place_of
 from paceline.diagnosis.rules import RULES
 from paceline.diagnosis.summary import NO_RULE, sum_up
@@ -71,7 +71,10 @@ def next_step(run: Run) -> str:
         if not row.diverged:
             said = f"{gain:.2g} times as fast, {how}{_doubt(better, row, rows)}"
         return _spell_command(member, {}, said + _other_optimizer(run.config, member.config))
-    if row.serial and row.diverged:
+    serial = is_serial(
+        str(run.config["strategy"])
+    )  # row.serial is False with --reproducible and --on-divergence
+    if serial and row.diverged:
         return _spell_command(run, {"lr": f"{run.config['lr'] / 2:g}"}, "it diverged: half the learning rate")
     if row.guessed and not row.diverged:
         return _learn_something(run)
@@ -82,7 +85,7 @@ def next_step(run: Run) -> str:
         return (
             f"{NOTHING} yet: other programs were running, so its times say little; run it again without them"
         )
-    if row.serial or (row.alone and getattr(find_built_in(row.strategy), "equals_serial", False)):
+    if serial or (row.alone and getattr(find_built_in(row.strategy), "equals_serial", False)):
         return _after_serial(run, alike)
     return (usable and _one_process(run, alike)) or _follow_diagnosis(run, alike)
 
@@ -181,12 +184,13 @@ def _serial_like(strategy: Strategy, config: Mapping[str, Any]) -> str:
 
 def _follow_diagnosis(run: Run, alike: Sequence[Run]) -> str:
     """Return the command of the first advice in the diagnosis of a run's strategy, or what it found if it has none."""
-    cases = cases_of(alike)
-    case = next(case for case in cases if any(run in scale.runs for scale in case.scales))
+    key = (describe_simulation(run), ways_of(alike)[alike.index(run)])
+    case = next(case for case in cases_of(alike) if (case.simulated, case.way) == key)
     found = sum_up(case)
     for cause in found.causes:
         advice = re.split(r", (?:or|and) (?=-)", cause.advice)[0]
-        if not (settings := settings_in(advice)):
+        settings = settings_in(advice)
+        if not settings or not stays_reproducible(run.config, settings):
             continue
         settings |= _instead(case, settings)
         short = cause.short or next((rule.short for rule in RULES if rule.name == cause.rule), NO_RULE)
@@ -234,8 +238,13 @@ def _after_serial(run: Run, alike: Sequence[Run]) -> str:
         if len(others) == 1:
             return f"{STAY}: {_describe_slower(others[0], run, alike)}"
         return f"{STAY}: none of {len(others)} runs on ranks was clearly faster and learned as much"
+    pieces = run.config.get(
+        "reproducible"
+    )  # ranks must divide it, and only sync can be reproducible on ranks
+    if pieces and (rule or pieces == 1):
+        return f"{STAY}: with --reproducible {pieces} there is nothing like it on ranks"
     if run.simulated is not None:
-        changes = {"strategy": _server(rule) if rule else "sync", "n": "4"}
+        changes = {"strategy": _server(rule) if rule else "sync", "n": str(min(4, pieces or 4))}
         return _spell_command(run, changes, "to see what ranks gain on this network")
     if cores == 1:
         return (
@@ -245,10 +254,11 @@ def _after_serial(run: Run, alike: Sequence[Run]) -> str:
         return _after_rule(run, rule, cores or 1)
     most = (cores or 1) // threads
     if most < 2:
-        changes = {"strategy": "sync", "n": str(cores), "threads": "1"}
+        changes = {"strategy": "sync", "n": str(_most_ranks(cores or 1, pieces)), "threads": "1"}
         return _spell_command(
             run, changes, "the same cores as ranks instead of threads; what is faster must be measured"
         )
+    most = _most_ranks(most, pieces)
     numbers = sorted({*(1 << power for power in range(1, most.bit_length())), most} - {1})
     gains = [(*found, number) for number in numbers if (found := _gain(run, number)) is not None]
     if not gains:
@@ -262,6 +272,15 @@ def _after_serial(run: Run, alike: Sequence[Run]) -> str:
     return _spell_command(
         run, {"strategy": "sync", "n": str(ranks)}, f"{bound} {gain:.2g} times as fast, predicted"
     )
+
+
+def _most_ranks(cores: int, pieces: int | None) -> int:
+    """Return the most ranks for this many cores; their number divides `pieces`, a power of two, if it is given.
+
+    >>> _most_ranks(6, None), _most_ranks(6, 8), _most_ranks(6, 2)
+    (6, 4, 2)
+    """
+    return cores if pieces is None else min(pieces, 1 << (cores.bit_length() - 1))
 
 
 def _describe_slower(other: Run, run: Run, alike: Sequence[Run]) -> str:

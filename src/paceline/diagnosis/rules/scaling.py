@@ -69,9 +69,8 @@ def find_too_few(case: Case) -> Cause | None:
         less = [n for n in (only // 2, only - 1) if n > 1 and case.at.fits(n)]
         order = (*more, *less) if _well(case) else (*less, *more)
         lost = case.worse is not None or case.at.diverged  # more ranks would lose more
-        other = next(
-            (n for n in (less if lost else order) if advice.possible(case, n)), None if lost else 2 * only
-        )
+        untried = less if lost else (*order, 2 * only)  # if these do not fit, on more nodes
+        other = next((number for number in untried if advice.possible(case, number)), None)
         tried += [] if other is None else [advice.ranks(case, other)]
     if not missing:
         return None
