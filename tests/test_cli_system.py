@@ -106,6 +106,13 @@ def test_names_beyond_ascii_in_the_c_locale(tmp_path: Path) -> None:
     assert shell("paceline --help", tmp_path, **c).returncode == 0
 
 
+def test_a_report_without_a_home_has_no_warnings(run: Path, tmp_path: Path) -> None:
+    """The user of a container often has a home folder that does not exist."""
+    home = {"HOME": "/proc/nobody", "MPLCONFIGDIR": "", "XDG_CONFIG_HOME": "", "XDG_CACHE_HOME": ""}
+    done = shell("paceline report runs -o page.html", tmp_path, **home)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 def test_predictions_that_cannot_be_written_are_not_made(
     run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

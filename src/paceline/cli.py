@@ -129,6 +129,7 @@ def _interrupted(error: BaseException | None) -> bool:
 def _run(words: Sequence[str], chosen: str | None, on_start: Callable[[], None] | None) -> int:
     parsed = _parse(words, chosen)
     logging.basicConfig(format="paceline: %(message)s", level=logging.WARNING)
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns when the home folder cannot be written
     if on_start is not None:
         on_start()
     status: int = importlib.import_module(COMMANDS[parsed.command][0]).main(parsed)
