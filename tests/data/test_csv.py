@@ -127,6 +127,8 @@ def test_rows_are_divided_evenly(tmp_path: Path) -> None:
         (FLOWERS, ",label=4", "'4'; choose one of length, width, species, a number from 1 to 3"),
         (FLOWERS.replace("4.5", "wide"), "", "line 3, column 'width': 'wide' is not a number"),
         (FLOWERS.replace("4.5", ""), "", "line 3, column 'width': '' is not a number"),
+        ("a;b\n1,5;x\n", "", "line 2, column 'a': '1,5' is not a number; write decimal points, not commas"),
+        ("1,5;2,5;x\n2,5;3;y\n", "", "'2,5' is not a number; write decimal points, not commas"),
         ("1,x\n2,y\nz,x\n", "", "line 3, column '1': 'z' is not a number"),
         (FLOWERS.replace("3,4.5", "3,4.5,6"), "", "every row needs 3 cells; line 3 has 4"),
         (FLOWERS.replace("5,6.5", "5"), "", "every row needs 3 cells; line 4 has 2"),

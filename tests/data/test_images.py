@@ -153,7 +153,9 @@ def test_what_can_be_wrong(tmp_path: Path) -> None:
     whole = (nature / "sea" / "001.png").read_bytes()
     for content in (b"", b"no image", whole[:-30]):
         (nature / "sea" / "001.png").write_bytes(content)
-        assert "sea/001.png: not a readable image (" in wrong(nature, ":size=4")
+        said = wrong(nature, ":size=4")
+        assert "sea/001.png: not a readable image (" in said
+        assert "_io" not in said  # Pillow names the file object
     Image.new("RGB", (9, 9)).save(nature / "sea" / "001.png")
     assert wrong(nature).endswith(
         f"sea/001.png: images must have one size; 000.png is 12x8, this is 9x9; write {nature}:size=12x8"

@@ -76,7 +76,7 @@ def _entry(kind: str, name: str) -> dict[str, Any]:
             {
                 "name": option.name.replace("_", "-"),
                 "type": _type(option.annotation) + (" …" if option.kind is option.VAR_POSITIONAL else ""),
-                "default": None if option.default in (option.empty, None) else _spell(option.default),
+                "default": None if option.default in (option.empty, None, "") else _spell(option.default),
                 "about": documented.get(option.name, ""),
             }
             for option in options.values()

@@ -75,7 +75,7 @@ def _read(file: Path, label: str | None, kind: Labels | None) -> Checked:
             bad = next(place for place, cell in enumerate(cells) if not _is_number(cell))
             name = names[bad + (bad >= column)]
             raise UsageError(
-                f"{file}: line {line}, column {name!r}: {cells[bad]!r} is not a number"
+                f"{file}: line {line}, column {name!r}: {cells[bad]!r} is not a number{_hint(cells[bad])}"
             ) from None
     if not targets:
         raise UsageError(f"{file}: the file has a header and no rows")
@@ -84,13 +84,26 @@ def _read(file: Path, label: str | None, kind: Labels | None) -> Checked:
     return check_parts(file.name, parts, labels=kind, column=names[column])
 
 
+def _hint(cell: str) -> str:
+    """Return what to do about a cell that looks like a number, or like two, with a decimal comma.
+
+    >>> _hint("1,5"), _hint("5;0"), _hint("wide")
+    ('; write decimal points, not commas', '; write decimal points, not commas', '')
+    """
+    halves = cell.replace(";", ",").split(",")
+    return "; write decimal points, not commas" if len(halves) == 2 and all(map(_is_number, halves)) else ""
+
+
 def _rows(file: Path) -> Iterator[tuple[int, list[str]]]:
     """Yield each row with its line number; skip blank lines."""
     try:
         with file.open(newline="", encoding="utf-8-sig") as text:
             start = text.readline()
             text.seek(0)
-            separator = max(",;\t", key=start.count)
+            # As many semicolons as commas: the commas are decimal ones.
+            separator = max(
+                ",;\t", key=lambda sign: (start.count(sign), sign == ";" and start.count(sign) > 0)
+            )
             reader = csv.reader(text, delimiter=separator)
             for row in reader:
                 if any(row):

@@ -197,7 +197,7 @@ def _silence_pillow() -> Iterator[None]:
 
 
 def _read(file: str, size: tuple[int, int] | None, color: bool) -> Array:
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     mode = "RGB" if color else "L"
     try:
@@ -215,7 +215,9 @@ def _read(file: str, size: tuple[int, int] | None, color: bool) -> Array:
     except UsageError:
         raise
     except Exception as error:  # the decoders of Pillow raise exceptions of many kinds for damaged files
-        why = " ".join(str(error).split())[:200].lower() or type(error).__name__
+        unknown = isinstance(error, UnidentifiedImageError)  # its message names an object of Python
+        why = "" if unknown else " ".join(str(error).split())[:200].lower() or type(error).__name__
+        why = why or "its format is unknown, or it is damaged"
         raise UsageError(f"{file}: not a readable image ({why})") from None
     array = np.asarray(image)
     return np.moveaxis(array, -1, 0) if color else array
