@@ -1,6 +1,6 @@
 """Train one network under every strategy, with the same number of gradients: `python examples/strategies.py [RANKS]`.
 
-Prints test accuracy, seconds, bytes sent, and how stale the gradients were.
+RANKS is 4 by default, and at least 3. Prints test accuracy, seconds, bytes sent, and how stale the gradients were.
 """
 
 import sys
@@ -27,6 +27,8 @@ STRATEGIES = (
 
 
 def main() -> None:
+    if RANKS < 3:
+        raise SystemExit(f"backup=1 needs a master and two workers: at least 3 ranks; got {RANKS}")
     print(f"{'strategy':52}{'accuracy':>10}{'seconds':>10}{'MB sent':>10}{'staleness':>11}")
     for strategy in STRATEGIES:
         ranks = {} if strategy == "serial" else {"ranks": RANKS}

@@ -314,6 +314,14 @@ def test_examples_run(tmp_path: Path, name: str) -> None:
     assert "accuracy 0." in done.stdout
 
 
+def test_the_example_of_all_strategies_says_how_many_ranks_it_needs() -> None:
+    command = [sys.executable, str(ROOT / "examples/strategies.py"), "2"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.endswith("at least 3 ranks; got 2\n")
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.once
 def test_a_record_has_the_name_that_it_is_given(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"strategy": "serial", "epochs": 1, "batch": 50, "quiet": True, "name": "mine"}
