@@ -100,6 +100,11 @@ def test_samples_that_the_model_cannot_take_are_refused(tmp_path: Path) -> None:
         predict(run, split="foo")
 
 
+def test_a_run_is_shown_by_its_folder(tmp_path: Path) -> None:
+    run = trained(tmp_path)
+    assert repr(run) == f"Run({str(run.folder)!r})"
+
+
 def test_names_do_not_collide(tmp_path: Path) -> None:
     folders = {new_folder(tmp_path, "sync:allreduce=ring", 4, 0) for _ in range(5)}
     assert len(folders) == 5

@@ -58,6 +58,9 @@ class Run:
         except OSError as error:
             raise unreadable(self.folder, error) from None
 
+    def __repr__(self) -> str:
+        return f"Run({str(self.folder)!r})"
+
     @property
     def complete(self) -> bool:
         """True if the run was completed."""
