@@ -21,7 +21,7 @@ from paceline.text import one_line
 COMMANDS = {
     "train": ("paceline.commands.train", "train a network on one process or on many ranks"),
     "run": ("paceline.commands.run", "run a program with its own training loop on many ranks"),
-    "resume": ("paceline.commands.resume", "go on with a run that was stopped or killed"),
+    "resume": ("paceline.commands.resume", "continue a run that was stopped or killed"),
     "predict": ("paceline.commands.predict", "predict with a trained network"),
     "tune": ("paceline.commands.tune", "find what reaches a target first, and the command for it"),
     "study": (
@@ -29,7 +29,7 @@ COMMANDS = {
         "run all combinations in a study file, and report",
     ),
     "report": ("paceline.commands.report", "compare runs in a report with tables and figures"),
-    "watch": ("paceline.commands.watch", "follow runs while they go on, in the terminal and on a local page"),
+    "watch": ("paceline.commands.watch", "follow runs in progress, in the terminal and on a local page"),
     "trace": ("paceline.commands.trace", "show a run over time, in Perfetto or as a picture"),
     "export": ("paceline.commands.export", "export runs to TensorBoard or MLflow"),
     "bench": ("paceline.commands.bench", "benchmark the collectives on this machine"),

@@ -78,7 +78,7 @@ class Config:
     on_divergence: Literal["stop", "halve", "ignore"] = _setting(
         "stop",
         "what to do when the loss becomes NaN or infinite, runs away or no longer changes: stop, go back to good "
-        "parameters with half the learning rate, or go on",
+        "parameters with half the learning rate, or continue",
     )
     reproducible: int | None = _setting(
         None,
@@ -265,7 +265,7 @@ class Safety:
     on_stall: Literal["warn", "abort", "checkpoint-abort"] = _setting(
         "warn", "what to do about such a rank: only report it, end the run, or save a checkpoint and end it"
     )
-    tolerate_failures: bool = _setting(False, "go on without ranks that die (Open MPI), or restart")
+    tolerate_failures: bool = _setting(False, "continue without ranks that die (Open MPI), or restart")
     restarts: int = _setting(
         3, "with --tolerate-failures: restart from the last checkpoint at most this many times", "R"
     )

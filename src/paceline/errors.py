@@ -42,7 +42,7 @@ class StoppedError(Exception):
 
     def __str__(self) -> str:
         how = (
-            f"; go on with: paceline resume {shlex.quote(str(self.run))}"
+            f"; continue with: paceline resume {shlex.quote(str(self.run))}"
             if self.saved
             else "; nothing was saved"
         )

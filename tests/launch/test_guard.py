@@ -66,7 +66,7 @@ def test_a_refusal_that_only_some_make_cannot_be_caught(start: Callable[..., Sta
 
 def test_a_rank_that_leaves_while_others_wait_ends_the_job(start: Callable[..., Started]) -> None:
     job = start("one leaves")
-    said = "rank 1 of 3 called sys.exit while others went on; they are ended\n"
+    said = "rank 1 of 3 called sys.exit while others continued; they are ended\n"
     assert job.end() == (1, "", said)
     assert job.left() == []
 

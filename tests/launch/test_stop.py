@@ -198,7 +198,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
             process.kill()
 
 
-RESUME = "go on with: paceline resume runs/"
+RESUME = "continue with: paceline resume runs/"
 
 
 def test_a_signal_to_paceline_stops_the_ranks(start: Callable[..., Run]) -> None:
@@ -282,7 +282,7 @@ def test_a_lost_job_is_restarted(start: Callable[..., Run]) -> None:
     status, lines = run.end()
     assert status == 143, lines
     assert "paceline: restart 1 of 1: from its last checkpoint, on 2 ranks (2 before)" in lines
-    assert "go on with: paceline resume " in lines[-1]
+    assert "continue with: paceline resume " in lines[-1]
 
 
 def test_a_rank_that_dies_leaves_the_command_to_go_on(start: Callable[..., Run]) -> None:
@@ -292,7 +292,7 @@ def test_a_rank_that_dies_leaves_the_command_to_go_on(start: Callable[..., Run])
     status, lines = run.end()
     assert status == 137
     assert "was ended by signal 9 (Killed)" in lines[0]
-    assert lines[1].startswith("paceline: go on from the last checkpoint with: paceline resume ")
+    assert lines[1].startswith("paceline: continue from the last checkpoint with: paceline resume ")
 
 
 def test_what_is_restarted_and_on_how_many_ranks(tmp_path: Path) -> None:

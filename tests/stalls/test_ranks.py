@@ -147,7 +147,7 @@ def test_a_checkpoint_saved_without_the_stopped_rank_continues_bit_for_bit(
     status, said = run.end()
     assert status == 75
     folder = next((run.folder / "runs").iterdir())
-    assert f"a checkpoint has been saved; go on with: paceline resume {folder}" in said
+    assert f"a checkpoint has been saved; continue with: paceline resume {folder}" in said
     assert "step 10, paceline/strategies/sync.py:" in said
     assert json.loads((folder / "stopped.json").read_text())["stalled_ranks"] == "1"
     resume = [sys.executable, "-m", "paceline", "resume", str(folder), "--trust", "--quiet"]

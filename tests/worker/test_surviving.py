@@ -75,7 +75,7 @@ def test_others_go_on_with_what_is_left(strategy: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"tolerate_failures": True}, "cannot go on without a rank"),
+        ({"tolerate_failures": True}, "cannot continue without a rank"),
         ({"checkpoint_every": "5s"}, "cannot be saved"),
     ],
 )

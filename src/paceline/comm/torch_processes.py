@@ -171,7 +171,7 @@ class Processes:
             self._end(2, f"paceline: process {self._rank}: {error}")
         except SystemExit as leaving:
             status = leaving.code if isinstance(leaving.code, int) and leaving.code else 1
-            self._end(status, f"process {self._rank} of {self._size} called sys.exit while others went on")
+            self._end(status, f"process {self._rank} of {self._size} called sys.exit while others continued")
         except BaseException:
             self._end(1, f"process {self._rank} of {self._size} failed:\n{traceback.format_exc()}")
 

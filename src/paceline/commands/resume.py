@@ -1,4 +1,4 @@
-"""`paceline resume`: go on with a run that was stopped or killed, from its last checkpoint."""
+"""`paceline resume`: continue a run that was stopped or killed, from its last checkpoint."""
 
 from __future__ import annotations
 

@@ -245,7 +245,7 @@ def _was_lost(ended: Outcome) -> bool:
 
 
 def _ranks_left(job: Job, ranks: int, dead: int) -> int | None:
-    """Return the number of ranks to go on with: without the dead ones, but as many as the strategy needs."""
+    """Return the number of ranks to continue with: without the dead ones, but as many as the strategy needs."""
     from paceline.errors import UsageError
 
     for left in range(max(1, ranks - dead), ranks + 1):
@@ -279,7 +279,7 @@ def _say_how_to_go_on(ended: Outcome) -> None:
     if run is None or not (_was_lost(ended) or ended.cut) or find_latest(run) is None:
         return
     print(
-        f"paceline: go on from the last checkpoint with: paceline resume {shlex.quote(str(run))}",
+        f"paceline: continue from the last checkpoint with: paceline resume {shlex.quote(str(run))}",
         file=sys.stderr,
     )
 

@@ -1,4 +1,4 @@
-"""`paceline watch`: follow runs while they go on, in the terminal and on a local page."""
+"""`paceline watch`: follow runs in progress, in the terminal and on a local page."""
 
 from __future__ import annotations
 

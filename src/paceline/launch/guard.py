@@ -83,7 +83,7 @@ def abort_on_error(comm: Any, *, usage_errors: bool = True) -> Iterator[None]:
         status = leaving.code if isinstance(leaving.code, int) else 0 if leaving.code is None else 1
         if status == 0 and not _all_end(apart, GOOD, PATIENCE):
             _say(
-                f"rank {comm.Get_rank()} of {comm.Get_size()} called sys.exit while others went on; they are ended"
+                f"rank {comm.Get_rank()} of {comm.Get_size()} called sys.exit while others continued; they are ended"
             )
             _abort(comm, 1)
         if status != 0 and not _all_end(apart, LEFT, AGREEMENT):
@@ -108,7 +108,7 @@ def abort_on_error(comm: Any, *, usage_errors: bool = True) -> Iterator[None]:
     except BaseException as error:
         if _tells_of_death(error):  # and this rank cannot go on
             if is_first_to_say("lost"):
-                _say("a rank has died, and the others cannot go on without it: they are ended")
+                _say("a rank has died, and the others cannot continue without it: they are ended")
             _abort(comm, 1)  # Open MPI would take the status of a signal for a death to be tolerated
         text = traceback.format_exc()
         if _is_first(apart):

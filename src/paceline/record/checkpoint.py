@@ -303,7 +303,7 @@ class Saver:
             if not is_first_to_say("checkpoint"):
                 return False
             log.warning(
-                "cannot write a checkpoint to %s: %s; training goes on and the next one is tried",
+                "cannot write a checkpoint to %s: %s; training continues, and the next one is tried",
                 self.run / FOLDER, failure,
             )  # fmt: skip
         return failure is None

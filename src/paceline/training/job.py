@@ -177,7 +177,7 @@ class Job:
             )
         if self.safety.tolerate_failures and ranks > 1:
             raise UsageError(
-                f"{self.name()} cannot go on without a rank: a strategy declares with `saves` how its ranks are saved"
+                f"{self.name()} cannot continue without a rank: a strategy declares with `saves` how its ranks are saved"
             )
 
     def _check_reproducible(self, pieces: int, strategy: Strategy | Train, ranks: int) -> None:

@@ -329,7 +329,7 @@ class Loss:
         again = f"; at most {text.count(self.redone, 'batch', 'es')} computed again" if self.redone else ""
         left = text.count(self.left, "rank")
         also = f"; {self.lost}" if self.lost else ""
-        return f"{who} in epoch {self.epoch + 1}: {left} went on from batch {self.turn} of it{again}{also}"
+        return f"{who} in epoch {self.epoch + 1}: {left} continued from batch {self.turn} of it{again}{also}"
 
 
 def train_surviving(

@@ -819,7 +819,7 @@ class Watchdog:
         who = text.ranges(sorted(stall.ranks)) if stall.ranks else "all"
         with suppress(OSError, UsageError):
             Record(self._folder).stop({**stopped, "signal": None, "stalled_ranks": who})
-        resume = f"go on with: {stopped['resume']}"
+        resume = f"continue with: {stopped['resume']}"
         if saved:
             return f"a checkpoint has been saved; {resume}"
         return f"the last checkpoint is older; {resume}" if there else "there is no checkpoint"
