@@ -26,8 +26,10 @@ from paceline.cli import main  # noqa: E402
 from paceline.comm.shared import PAGEMAP, CommonFile  # noqa: E402
 from paceline.config import SESSION  # noqa: E402
 from paceline.errors import UsageError  # noqa: E402
+from paceline.launch import machine_cores  # noqa: E402
 from paceline.own_loop import Session, session  # noqa: E402
 from paceline.record import Run, find_runs  # noqa: E402
+from paceline.record.environment import processor  # noqa: E402
 from paceline.simulate.options import Options  # noqa: E402
 from paceline.simulate.training import simulate_program  # noqa: E402
 from paceline.vmpi.errors import RankFailed  # noqa: E402
@@ -1145,7 +1147,15 @@ def test_the_command_in_the_simulator(
     found = capsys.readouterr()
     assert found.out.count("of 5") == 5
     [folder] = (tmp_path / "runs").iterdir()
-    assert Run(folder).simulated is not None
+    simulated, environment = Run(folder).simulated, Run(folder).environment
+    assert simulated is not None
+    assert (
+        simulated["costs"]["cores"] == environment["cores"] == machine_cores()
+    )  # its ranks do not share one core
+    assert environment["simulated"]["machine"].startswith(
+        "messages in a node as on a typical machine; computing as on "
+    )
+    assert environment["processor"] == processor()
     assert "virtual seconds on 5 ranks" in found.err
 
 

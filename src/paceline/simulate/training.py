@@ -19,12 +19,12 @@ from paceline.comm.clocks import KINDS
 from paceline.data import read_apart
 from paceline.errors import StoppedError, UsageError
 from paceline.files import read_json, read_text
-from paceline.launch import limit_threads, usable_cores
+from paceline.launch import limit_threads, machine_cores, usable_cores
 from paceline.machine import Costs, Machine, costs_of, load_network, make_compute
 from paceline.models import Model
 from paceline.record import STEP_COLUMNS, Run, Table, release
 from paceline.record.checkpoint import find_latest
-from paceline.record.environment import environment
+from paceline.record.environment import environment, processor
 from paceline.record.rows import WholeTable
 from paceline.record.writing import STEP_TYPES
 from paceline.simulate.model import PAYS, Costed, Pool, Room, add_costs, copy_model, kind_of, move_into_room
@@ -495,7 +495,10 @@ def simulate_program(
     The program's own computing takes the virtual time that it really takes here, on one core.
     """
     network, faults = _check_program_options(ranks, options)
-    costs = Costs(work={"program": Curves.of({1: [[1, 1.0]]})}, about="a program, as measured while it ran")
+    costs = Costs(
+        processor=processor(), cores=machine_cores(), work={"program": Curves.of({1: [[1, 1.0]]})},
+        about="a program, as measured while it ran",
+    )  # fmt: skip
     common = ProgramSimulation(options, ranks, network, costs, threads)
 
     def rank(comm: Any) -> Any:
@@ -612,7 +615,8 @@ class SimulatedProgram(Simulated):
 
 def _where(measured: Machine | Costs) -> str:
     when = f", measured {measured.date}" if measured.date else ""
-    return f"{measured.processor or 'an unknown processor'}{when}"
+    named = "a typical machine" if measured.processor == Machine.typical().processor else measured.processor
+    return f"{named or 'an unknown processor'}{when}"
 
 
 def is_ours(strategy: Any) -> bool:
