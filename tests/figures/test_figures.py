@@ -337,6 +337,43 @@ def test_many_points_have_a_legend_in_three_columns() -> None:
     assert len({round(text.get_window_extent().x0) for text in legend.get_texts()}) == 3
 
 
+def test_very_many_points_are_labelled_with_their_ranks_and_the_legend_names_strategies() -> None:
+    points = tuple(
+        Point(
+            label=f"{name}, {ranks} ranks", strategy=name, x=1 + 0.01 * ranks, y=0.9 + 0.001 * ranks,
+            short=(name, str(ranks)), chosen=(name, ranks) == ("sync", 2),
+        )
+        for name in ("sync", "gossip", "psgd")
+        for ranks in range(2, 14)
+    )  # fmt: skip
+    figure = replace(documents.front(), points=points, front=())
+    page, _ = draw_page([[figure]], WIDE)
+    (legend,), (axes,) = page.legends, page.axes
+    entries = [text.get_text() for text in legend.get_texts()]
+    assert entries == ["a number at a point: its ranks", "sync", "gossip", "psgd", "ring: the answer"]
+    labels = sorted(text.get_text() for text in axes.texts if text.get_text())
+    assert labels == sorted(["sync, 2 ranks", *(p.short[1] for p in points if p.short and not p.chosen)])
+    # Points of one look that are of different things are numbered.
+    other = replace(points[0], short=("sync (simulated: 10gbe)", "2"), chosen=False)
+    page, _ = draw_page([[replace(figure, points=(*points, other))]], WIDE)
+    assert "a number at a point: its ranks" not in [text.get_text() for text in page.legends[0].get_texts()]
+
+
+def test_a_long_legend_does_not_cover_the_axes() -> None:
+    points = tuple(
+        Point(
+            label=f"strategy number {k} with a long name, {k} ranks", strategy="sync", x=1 + 0.001 * k, y=0.9
+        )
+        for k in range(80)
+    )
+    page, _ = draw_page([[replace(documents.front(), points=points, front=())]], PHONE)
+    page.draw_without_rendering()
+    (legend,), (axes,) = page.legends, page.axes
+    assert legend.get_window_extent().height > 1000
+    assert legend.get_window_extent().y1 < axes.get_window_extent().y0
+    assert legend.get_window_extent().y0 >= 0
+
+
 def test_a_spread_that_goes_on_beyond_the_axis_ends_in_an_arrowhead() -> None:
     wide = Point(label="sync, 2 ranks", strategy="sync", x=1.0, y=0.92, y_range=(0.5, 0.93))
     figure = replace(documents.front(), points=(wide, *documents.front().points), front=())

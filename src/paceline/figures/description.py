@@ -166,6 +166,9 @@ class Point:
     y: float
     x_range: tuple[float, float] | None = None
     y_range: tuple[float, float] | None = None
+    short: tuple[str, str] | None = None
+    """Its label in two parts for a figure of very many points: what the legend says of all points with its look, such as
+    the strategy, and what is beside the point itself, such as the number of ranks."""
     flag: str = ""
     """Why it is no success, such as "learned less"; it is crossed out, and the words are part of its label."""
     simulated: bool = False

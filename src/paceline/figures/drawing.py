@@ -65,6 +65,8 @@ BEYOND = 1.5
 THICK, HATCH, PALE = 15.0, "////", 0.4  # bars: thickness in points; simulated; oversubscribed
 # A legend of more entries is kept low.
 MANY = 8
+# Of more points, each has only its number of ranks as a label, and each strategy an entry in the legend.
+CROWD = 24
 OVERSUBSCRIBED = "more ranks than cores"
 STOPPED = "stopped early, before the target"
 LESS, CROSSED = "learned less than serial", "learned less than serial, or diverged"
@@ -384,6 +386,10 @@ def _draw(figure: Figure, axes: Any, width: float, among: Sequence[str], size: f
 def _fit(page: Any, drawings: Sequence[Sequence[Drawing]]) -> None:
     """Make the page as high as its axes, labels and legend need, and leave out x ticks whose labels would touch."""
     layout = page.get_layout_engine()
+    legends = sum(legend.get_window_extent().height for legend in page.legends)
+    page.set_figheight(
+        page.get_figheight() + legends / page.dpi
+    )  # of many entries: the axes need room beside it
     layout.execute(page)
     wanted = sum(max(drawing.height for drawing in row) for row in drawings)
     there = sum(row[0].axes.get_position().height for row in drawings) * page.get_figheight() * 72
@@ -626,7 +632,7 @@ CROSS: dict[str, Any] = {
 }  # fmt: skip
 # The ring around the answer.
 RING: dict[str, Any] = {
-    "linestyle": "none", "marker": "o", "markersize": 16, "markeredgewidth": 1.6, "markerfacecolor": "none",
+    "linestyle": "none", "marker": "o", "markersize": 13, "markeredgewidth": 1.6, "markerfacecolor": "none",
     "markeredgecolor": "#1a7f4b", "zorder": 2.8,
 }  # fmt: skip
 
@@ -654,7 +660,7 @@ def _add_origins(figure: Lines, drawing: Drawing) -> None:
     curves, style = figure.curves, Style(colour=GREY, marker="o", dash=(), variant=0)
     kinds = [kind for kind in ("measured", "simulated", "published") if kind in {c.origin for c in curves}]
     unsaid = [c for c in curves if c.origin in ("simulated", "published") and c.origin not in c.label.lower()]
-    if len(kinds) > 1 and unsaid:
+    if unsaid:
         for kind in kinds:
             marker = {k: v for k, v in _marker_look(kind, style).items() if k != "linestyle"}
             drawing.handles.append(_line(label=kind, **{**marker, **_line_look(kind, style)}))
@@ -723,19 +729,23 @@ def _draw_points(figure: Points, drawing: Drawing, width: float, among: Sequence
     else:
         axes.xaxis.set_major_locator(_select_ticks(axes.xaxis.get_major_locator(), low, high))
     corners: list[tuple[float, float]] = []
-    if len(figure.front) > 1:  # between its points only: a line that goes on would look like a spread
-        corners = [(point.x or 0.0, point.y) for point in (figure.points[k] for k in figure.front)]
+    front = [figure.points[k] for k in figure.front if k not in far]
+    if len(front) > 1:  # between its points only: a line that goes on would look like a spread
+        corners = [(point.x or 0.0, point.y) for point in front]
         look = {"color": GREY, "linewidth": 1.2, "dashes": (5, 3), "alpha": 0.8, "zorder": 1.5}
         axes.plot(*zip(*corners, strict=True), drawstyle="steps-post", **look)
         drawing.handles.append(_line(label=_describe_front(figure), **look))
     if figure.level is not None:
         axes.axhline(figure.level[0], color=INK, linewidth=1, dashes=(2, 2), zorder=1.5)
         drawing.handles.append(_line(label=figure.level[1], color=INK, linewidth=1, dashes=(2, 2)))
-    spread = (
-        dict(zip(several, _spread_evenly(high, end, len(several), log=figure.x.log), strict=True))
-        if xs
-        else {}
-    )
+    spread: dict[int, float] = {}
+    if xs:
+        spread.update(zip(several, _spread_evenly(high, end, len(several), log=figure.x.log), strict=True))
+        beside = [k for k, point in enumerate(figure.points) if point.x is None and k not in far]
+        scale = (drawing.height - BAND * bool(far)) / (top - bottom)
+        for k, offset in zip(beside, _swarm([figure.points[k].y * scale for k in beside]), strict=True):
+            across = offset / (width - 50)
+            spread[k] = place * (end / low) ** across if figure.x.log else place + across * (end - low)
     marks = []
     for k, point in enumerate(figure.points):
         at = spread.get(k, place) if point.x is None else point.x, level if k in far else point.y
@@ -830,6 +840,20 @@ def _spread_evenly(low: float, high: float, number: int, *, log: bool) -> list[f
     """
     parts = [(k + 1) / (number + 1) for k in range(number)]
     return [low * (high / low) ** part if log else low + part * (high - low) for part in parts]
+
+
+def _swarm(heights: Sequence[float]) -> list[float]:
+    """Return how far points of one column are moved aside, so that those of the same height do not cover each other.
+
+    >>> _swarm([10, 10, 50, 11])
+    [0.0, 15.0, 0.0, -15.0]
+    """
+    found: list[float] = []
+    for height in heights:
+        near = {offset for offset, other in zip(found, heights, strict=False) if abs(other - height) < 12}
+        steps = (15.0 * step for k in range(len(heights)) for step in (k, -k))
+        found.append(next(offset for offset in steps if offset not in near))
+    return found
 
 
 def _mark_outside(figure: Points, drawing: Drawing, border: float | None, place: float) -> None:
@@ -937,6 +961,11 @@ def _add_labels(
     labels, found = full, None
     for boxes in ([*lines, *spreads], lines):
         found = place_labels(full, spots, size, page, avoid=boxes, close=column) if found is None else found
+    entries = _short_legend(figure.points, among) if found is None and len(full) > CROWD else []
+    if entries:
+        labels = [point.label if point.chosen else point.short[1] for point in figure.points if point.short]
+        found = place_labels(labels, spots, size, page, avoid=[*lines, *spreads], must=True)
+        drawing.handles += entries
     if found is None:
         labels, kept = _number_some(full, spots, size, page, [*lines, *spreads])
         found = place_labels(labels, spots, size, page, avoid=[*lines, *spreads], close=kept, must=True) or []
@@ -965,6 +994,21 @@ def _add_labels(
             va=along[0], color=GREY if point.flag else INK, annotation_clip=False,
             arrowprops=leader | {"relpos": (across[1], along[1])} if max(abs(dx), abs(dy)) > size else None,
         ).set_in_layout(False)  # fmt: skip
+
+
+def _short_legend(points: Sequence[Point], among: Sequence[str]) -> list[Any]:
+    """Return an entry for each strategy; none if points that look alike do not belong together."""
+    groups: dict[tuple[str, bool], set[str]] = {}
+    for point in points:
+        groups.setdefault((point.strategy, point.simulated), set()).add(point.short[0] if point.short else "")
+    if any(len(names) > 1 or "" in names for names in groups.values()):
+        return []
+    handles = [_line(label="a number at a point: its ranks", linestyle="none")]
+    for (strategy, simulated), (name,) in groups.items():
+        style = style_of(strategy, among)
+        look = _dot_look(style.colour, simulated=simulated) | {"marker": style.marker, "markersize": 6}
+        handles.append(_line(label=name, **look))
+    return handles
 
 
 def _number_some(
