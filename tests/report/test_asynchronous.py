@@ -46,7 +46,7 @@ def tried(runs: list[Run], folder: Path, *ways: tuple[object, ...]) -> list[Row]
             [("serial", 3.0, 0.93), ("sync", 2.0, 0.93), ("hogwild", 1.0, 0.1064)],
             "sync",
             "sync, 2 ranks, in 2.00 s, is 1.50 times as fast as serial; test accuracy 93.00 %, serial 93.00 %; "
-            "hogwild, 2 ranks, is faster, at 10.64 %, which is guessing.",
+            "faster, but worse: hogwild, 2 ranks, at 10.64 %, which is guessing.",
         ),
         (
             [("serial", 3.0, 0.93), ("sync", 2.0, 0.92), ("psgd", 1.5, 0.9199), ("gossip", 1.0, 0.5),
@@ -65,7 +65,7 @@ def tried(runs: list[Run], folder: Path, *ways: tuple[object, ...]) -> list[Row]
             [("serial", 1.0, 0.93), ("sync", 2.0, 0.93), ("hogwild", 0.5, 0.2), ("psgd", 1.5, 0.2)],
             "serial",
             "Nothing as good was faster than serial; closest was sync, 2 ranks, in 2.00 s, at 0.50 times its speed; "
-            "hogwild, 2 ranks, is faster, at 20.00 %, which is guessing.",
+            "faster, but worse: hogwild, 2 ranks, at 20.00 %, which is guessing.",
         ),
         (
             [("serial", 1.0, 0.93), ("hogwild", 0.5, 0.2), ("psgd", 0.1, 0.9, WHY)],
@@ -82,7 +82,7 @@ def tried(runs: list[Run], folder: Path, *ways: tuple[object, ...]) -> list[Row]
             [("sync", 2.0, 0.93), ("hogwild", 0.5, 0.2)],  # nothing serial: the best row is the measure
             "sync",
             "sync, 2 ranks, in 2.00 s is the fastest; there is no serial run to compare it with; "
-            "hogwild, 2 ranks, is faster, at 20.00 %, which is guessing.",
+            "faster, but worse: hogwild, 2 ranks, at 20.00 %, which is guessing.",
         ),
         (
             [("serial", 0.1, 0.1, WHY), ("sync", 2.0, 0.93)],
@@ -279,8 +279,8 @@ def test_who_guesses_is_not_praised(runs: list[Run], tmp_path: Path) -> None:
     assert fastest is not None
     assert fastest.strategy == "gossip"
     assert verdict(rows) == (
-        "gossip, 2 ranks, in 2.00 s is the fastest that learned anything, which serial did not; sync, 2 ranks, is "
-        "faster, at 30.00 %, which is guessing.",
+        "gossip, 2 ranks, in 2.00 s is the fastest that learned anything, which serial did not; faster, "
+        "but worse: sync, 2 ranks, at 30.00 %, which is guessing.",
     )
     assert "serial, 1 rank; sync, 2 ranks: nothing learned: accuracy is that of guessing (33.3 %)" in notes(
         rows

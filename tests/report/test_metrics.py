@@ -86,8 +86,8 @@ def test_runs_with_only_a_perplexity_are_compared_by_it(
     assert fastest is not None
     assert fastest.strategy == "sync"
     assert verdict(rows) == (
-        f"sync, 2 ranks, in 3.00 s, is 2.00 times as fast as serial; {where} perplexity 10.4, serial 10; hogwild, 2 ranks, "
-        f"is faster, at {where} perplexity 30.",
+        f"sync, 2 ranks, in 3.00 s, is 2.00 times as fast as serial; {where} perplexity 10.4, serial 10; faster, but "
+        f"worse: hogwild, 2 ranks, at {where} perplexity 30.",
     )
     page = document_of(found)
     results = table(page, "results-1")

@@ -26,7 +26,7 @@ from paceline.report.html import html_page
 from paceline.report.pdf import pdf_bytes
 from paceline.report.writing import csv_text, markdown_page
 from paceline.study.folder import LOCK, Folder, context_of
-from tests.report.conftest import altered, rewrite, table
+from tests.report.conftest import NODES, altered, rewrite, table
 
 WHY = "the loss has risen to 7.5, from 2.3 at first in epoch 1"
 Way = tuple[object, ...]
@@ -212,6 +212,35 @@ def test_a_row_that_falls_back_from_the_target_says_so(
     assert opening(document_of([serial, Run(sync.folder)], target=0.9)).sentence.endswith(end)
 
 
+def with_epochs(run: Run, *epochs: tuple[float, float]) -> Run:
+    """The run with other epochs: when each ended, and the accuracy then."""
+    lines = (
+        {"epoch": k, "loss": 1.0, "validation_accuracy": value, "train_seconds": seconds}
+        for k, (seconds, value) in enumerate(epochs)
+    )
+    (run.folder / "epochs.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    return Run(run.folder)
+
+
+def test_a_gain_that_ranks_cannot_give_names_the_epochs_it_comes_from(
+    runs: list[Run], tmp_path: Path
+) -> None:
+    serial, sync = made(runs, tmp_path, SERIAL, ("sync", 2, 3.2, 0.95))
+    found = [with_epochs(serial, (2.0, 0.8), (4.0, 0.95)), with_epochs(sync, (1.6, 0.92), (3.2, 0.95))]
+    assert opening(document_of(found, target=0.9)).sentence == (
+        "Use sync, 2 ranks: it reaches 90.00 % first, after 1.6 s, 2.5 times as fast as serial, 1 rank (4 s), in 1 epoch "
+        "instead of 2."
+    )
+
+
+def test_a_serial_row_that_falls_back_is_named(runs: list[Run], tmp_path: Path) -> None:
+    serial, sync = made(runs, tmp_path, SERIAL, ("sync", 2, 5.0, 0.95))
+    found = [with_epochs(serial, (2.0, 0.95), (4.0, 0.6)), sync]
+    assert opening(document_of(found, target=0.9)).sentence.endswith(
+        "closest is sync, 2 ranks, after 5 s; but serial, 1 rank does not stay there: it ends at 60.00 %."
+    )
+
+
 def test_of_threads_that_gain_nothing_fewer_are_used(runs: list[Run], tmp_path: Path) -> None:
     found = made(
         runs, tmp_path, *(("serial", 1, took, 0.95, seed) for seed, took in enumerate((4.0, 4.3, 4.0, 4.2)))
@@ -241,12 +270,13 @@ def test_simulated_rows_answer_if_nothing_else_was_compared(matrix: Path) -> Non
     found = find_runs([matrix])
     foretold = [run for run in found if run.simulated and run.simulated.get("compute", True)]
     serial = [run for run in found if run.config["strategy"] == "serial" and not run.simulated]
-    for some in (foretold, [*foretold, *serial]):
+    for some, begin in ((foretold, f"Simulated on {NODES}: "), ([*foretold, *serial], "Simulated: ")):
         answer = opening(document_of(some))
-        assert answer.sentence.startswith(("Simulated: use ", "Simulated: stay with ", "Simulated: nothing"))
+        assert answer.sentence.startswith(tuple(begin + words for words in ("use ", "stay with ", "nothing")))
+        assert (f"(simulated: {NODES})" in answer.sentence) == (begin == "Simulated: ")  # said once
     timed = [run for run in found if run.simulated and not run.simulated.get("compute", True)]
     assert opening(document_of(timed)).sentence.startswith(
-        "Simulated: sync, 4 ranks (simulated: 1gbe, time only) takes the"
+        "Simulated on 1gbe, time only: sync, 4 ranks takes the"
     )
     assert not opening(document_of(found)).sentence.startswith("Simulated")
 
@@ -408,6 +438,21 @@ def test_the_axis_has_room_for_the_spread_of_what_it_shows(runs: list[Run], tmp_
     ((low, _),) = [point.y_range for point in figure.points if point.y_range is not None]
     assert figure.y.bounds[0] is not None
     assert 0.3 < figure.y.bounds[0] < low
+
+
+def test_only_what_is_no_success_is_drawn_beyond_the_axis(runs: list[Run], tmp_path: Path) -> None:
+    ways = [("serial", 1, 4.0, 0.5), ("sync", 2, 3.0, 0.5), ("gossip", 2, 3.5, 0.9), ("psgd", 2, 2.0, 0.1)]
+    found = opening(document_of(made(runs, tmp_path, *ways), target=0.4))
+    assert isinstance(found.figure, Points)
+    least = found.figure.y.bounds[0]
+    assert least is not None
+    below = {point.label: point.flag for point in found.figure.points if point.y < least}
+    assert below == {
+        "psgd, 2 ranks": "learned nothing"
+    }  # not serial and sync, although gossip is much better
+    drawn = {point.label for point in found.figure.points if point.chosen}
+    assert drawn
+    assert not drawn & set(below)
 
 
 # ---- noise

@@ -82,7 +82,7 @@ def test_one_unit_for_every_strategy(tmp_path: Path, settings: dict[str, Any]) -
     assert len(by_label) == len(STRATEGIES)
     for run in runs:
         strategy, ranks = run.config["strategy"], run.config["ranks"]
-        label = f"{strategy}, {ranks} ranks (simulated: loopback)"
+        label = f"{strategy}, {ranks} ranks"
         _, sent, theory, messages, theory_messages, words = by_label[label]
         computed = int(run.steps["count"].sum())
         for counted, what in ((sent, "bytes_sent"), (messages, "messages_sent")):

@@ -14,7 +14,7 @@ from statistics import fmean
 
 from paceline.compare.metric import ACCURACY, Goal, Metric, read_last
 from paceline.compare.noise import Timing, as_fast, simplest, with_noise
-from paceline.compare.rows import Row, choose_metric, guessing, label
+from paceline.compare.rows import Row, choose_metric, guessing, label, simulated_on
 from paceline.compare.verdict import (
     guesses,
     implausible,
@@ -24,6 +24,7 @@ from paceline.compare.verdict import (
     select_real,
     select_simulated,
     standing,
+    superlinear,
 )
 from paceline.record import Run
 from paceline.record.environment import cores_were_shared
@@ -188,7 +189,9 @@ def answer(rows: Sequence[Row], target: Target | None, *, going_on: bool = False
     compared = [row for row in tried if not row.serial and not row.alone]
     if foretold and not compared and any(not row.serial for row in foretold):
         found = _answer(foretold, target, going_on=going_on)
-        return replace(found, sentence=f"Simulated: {found.sentence[:1].lower()}{found.sentence[1:]}")
+        return replace(
+            found, sentence=f"{simulated_on(foretold[0])}: {found.sentence[:1].lower()}{found.sentence[1:]}"
+        )
     return _answer(tried or foretold, target, going_on=going_on)
 
 
@@ -308,7 +311,7 @@ def _first(when: Sequence[Reached], rows: Sequence[Row], target: Target) -> Answ
         else:
             sentence += "; nothing else reached it with every run"
     else:
-        sentence += _against_serial(first, serial, rows) + noise
+        sentence += _against_serial(first, serial, rows, target) + noise
     sentence += _say_learns_less(row, rows) or _say_falls_back(row, target)
     sure = [_other_programs(first, next(iter(beside), other))]
     if len(rows) > 1:
@@ -318,7 +321,7 @@ def _first(when: Sequence[Reached], rows: Sequence[Row], target: Target) -> Answ
     return Answer(sentence=f"{sentence}.", sure=" ".join(filter(None, sure)), row=row)
 
 
-def _against_serial(first: Reached, serial: Reached | None, rows: Sequence[Row]) -> str:
+def _against_serial(first: Reached, serial: Reached | None, rows: Sequence[Row], target: Target) -> str:
     """Compare the time to the target with serial's."""
     if serial is None:
         there = any(row.serial for row in rows)
@@ -327,8 +330,23 @@ def _against_serial(first: Reached, serial: Reached | None, rows: Sequence[Row])
     if _mean(first) <= 0:
         return f"; {took} is slower"
     wrong = f", which is implausible: more than {count(first.row.ranks, 'rank')} can give"
-    gain = f"{_mean(serial) / _mean(first):.2f}".rstrip("0").rstrip(".")
-    return f", {gain} times as fast as {took}{wrong if implausible(first.row, rows) else ''}"
+    gain = _mean(serial) / _mean(first)
+    spelled = f"{gain:.2f}".rstrip("0").rstrip(".")
+    why = wrong if implausible(first.row, rows) else ""
+    if not why and superlinear(gain, first.row.ranks * first.row.threads):
+        needed = [_epochs(one, target) for one in (first, serial)]
+        epochs = f"{needed[0]:.2g} {'epoch' if needed[0] == 1 else 'epochs'}"
+        why = f", in {epochs} instead of {needed[1]:.2g}" if needed[0] < needed[1] else ""
+    return f", {spelled} times as fast as {took}{why}"
+
+
+def _epochs(found: Reached, target: Target) -> float:
+    """Return after how many epochs the runs of a row reached the target, on average."""
+    metric = target.metric
+    values = ([value for _, value in metric.points(run)] for run in found.row.members)
+    return fmean(
+        next(n for n, value in enumerate(some, 1) if metric.reaches(value, target.value)) for some in values
+    )
 
 
 def _say_learns_less(row: Row, rows: Sequence[Row]) -> str:
@@ -336,7 +354,8 @@ def _say_learns_less(row: Row, rows: Sequence[Row]) -> str:
     than = reference(rows, row.optimizer)
     if standing(row, rows) != "learned less" or than is None or than is row:
         return ""
-    return f"; but it learns less: it ends at {quality(row)}, {name(than)} at {quality(than)}"
+    who = name(row) if row.serial else "it"
+    return f"; but {who} learns less: it ends at {quality(row)}, {name(than)} at {quality(than)}"
 
 
 def _say_falls_back(row: Row, target: Target) -> str:
@@ -346,8 +365,8 @@ def _say_falls_back(row: Row, target: Target) -> str:
     worst = metric.worst(ends)
     if worst is None or row.grows or metric.reaches(worst, metric.relax(target.value)):
         return ""
-    who = "a run ends" if row.runs > 1 else "it ends"
-    return f"; but it does not stay there: {who} at {metric.spell(worst)}"
+    who, end = name(row) if row.serial else "it", "a run ends" if row.runs > 1 else "it ends"
+    return f"; but {who} does not stay there: {end} at {metric.spell(worst)}"
 
 
 def _optimizer(row: Row, rows: Sequence[Row]) -> str:

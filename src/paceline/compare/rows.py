@@ -163,6 +163,8 @@ class Row:
     grows: bool = False
     """True for a candidate that trains for as long as it takes: it is stopped when it has reached the target or cannot win
     any more, so where it ended says little."""
+    one_simulation: bool = False
+    """True if the same was simulated for all rows of the problem: then it is said once, not with every row."""
 
     @property
     def seconds(self) -> tuple[float, ...]:
@@ -271,8 +273,13 @@ def label(row: Row) -> str:
 
 
 def mark(row: Row) -> str:
-    """Describe the simulation in brackets; empty for real ranks."""
-    return f" (simulated: {row.simulated})" if row.simulated else ""
+    """Describe the simulation in brackets; empty for real ranks, and if it is the same for all rows."""
+    return f" (simulated: {row.simulated})" if row.simulated and not row.one_simulation else ""
+
+
+def simulated_on(row: Row) -> str:
+    """Begin a sentence about simulated rows: "Simulated", with what was simulated if rows do not say it."""
+    return f"Simulated on {row.simulated}" if row.one_simulation else "Simulated"
 
 
 def guessing(accuracy: float, chance: float | None) -> bool:
@@ -418,7 +425,8 @@ def _make_rows(groups: Mapping[Key, list[Run]], *, gains: bool) -> list[Row]:
         for key in keys
     ]
     metrics = {problem: choose_metric([row for row in rows if row.problem == problem]) for problem in first}
-    return [replace(row, metric=metrics[row.problem]) for row in rows]
+    kinds = {problem: len({key[1] for key in groups if key[0] == problem}) for problem in first}
+    return [replace(row, metric=metrics[row.problem], one_simulation=kinds[row.problem] == 1) for row in rows]
 
 
 def choose_metric(rows: Sequence[Row]) -> Metric:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from paceline.compare.metric import LOSS
 from paceline.compare.noise import WITHIN, Timing, with_noise, within_noise
-from paceline.compare.rows import Row, label
+from paceline.compare.rows import Row, label, simulated_on
 from paceline.text import count, seconds
 
 # The number of rows that a sentence lists individually.
@@ -126,7 +126,7 @@ def verdict(rows: Sequence[Row]) -> tuple[str, ...]:
     """
     tried, foretold = select_real(rows), select_simulated(rows)
     said = [_capital(sentence, tried) for sentence in _by_optimizer(tried)]
-    return (*said, *(f"Simulated: {sentence}" for sentence in _by_optimizer(foretold)))
+    return (*said, *(f"{simulated_on(foretold[0])}: {sentence}" for sentence in _by_optimizer(foretold)))
 
 
 def optimizers(rows: Sequence[Row]) -> dict[str, list[Row]]:
@@ -333,8 +333,6 @@ def batches(rows: Sequence[Row]) -> list[str]:
 
 def _beside(faster: Sequence[Row]) -> str:
     """List what is faster than the fastest good row."""
-    if len(faster) == 1:
-        return f"; {label(faster[0])}, is faster, {_got(faster[0])}"
     named = [f"{label(row)}, {_got(row)}" for row in faster]
     return f"; faster, but worse: {'; '.join(named[:NAMED])}{_more(named[NAMED:])}" if named else ""
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from paceline.compare.answer import OF_STUDY, Reached, Target, answer, find_target_times, target_in, target_of
 from paceline.compare.metric import Goal, Metric, names_in
-from paceline.compare.rows import Row, candidates_of, label, replace_metric, rows_of, titles_of
+from paceline.compare.rows import Row, candidates_of, label, mark, replace_metric, rows_of, titles_of
 from paceline.compare.verdict import notes, remarks, select_real, standing
 from paceline.config import Config
 from paceline.diagnosis import Cause, Diagnosis, diagnose
@@ -49,9 +49,11 @@ CAUSES = "Shown for each strategy: its main cause. The table has all causes."
 Machine = tuple[str, int]
 # If the slowest row takes this many times as long as the fastest, the time axis is logarithmic.
 FAR = 4.0
-# Accuracies further below the best than this, and other values worse than this many times the best, are not drawn to
-# scale: the others could not be distinguished.
+# Of rows that are no success, accuracies further below the best than this, and other values worse than this many times the
+# best, are not drawn to scale: the others could not be distinguished.
 NEAR, WORSE = 0.1, 1.0
+# Values that are closer than this part of what counts as equally good do not differ: sums are rounded differently.
+SAME = 0.01
 CAPTION = "Each row is a point, at the mean of its runs; lines go from the lowest value to the highest. Upper left is best."
 WAY = (
     "Labelled: candidates that reached the target, at the mean time of their runs; lines go from the fastest run to the "
@@ -205,9 +207,10 @@ def _problem(
     problem = rows[0].problem
     homes = {run.folder.resolve().parent for row in rows for run in row.members}
     going_on = any(study.going_on and study.folder.resolve() in homes for study in context.studies)
+    once = f", simulated on {rows[0].simulated}" if rows[0].one_simulation and rows[0].simulated else ""
     section = Section(
         title=problem.title,
-        note=problem.details,
+        note=problem.details + once,
         blocks=tuple(blocks),
         sections=tuple(replace(one, folded=True) for one in sections if one is not None),
         opening=opening_of(rows, target, number, going_on=going_on),
@@ -293,9 +296,7 @@ def front(rows: Sequence[Row], target: Target | None, number: int) -> Points | N
         target = None  # then times to it would be a single column
     when = {row: _when(row, target) for row in known}
     points = tuple(_point(row, rows, *when[row]) for row in known)
-    best = metric.best(point.y for point in points) or 0.0
-    room = NEAR if metric.percent else WORSE * abs(best)
-    worst = best - room if metric.higher else best + room
+    worst, room = _find_worst(metric, points, [point for point in points if not point.flag])
     close = [point for point in points if metric.reaches(point.y, worst)]
     beyond = len(close) < len(points)
     bounds: tuple[float | None, float | None] = (None, None)
@@ -347,9 +348,9 @@ def race(rows: Sequence[Row], target: Target, number: int) -> Points | None:
         _on_the_way(one, rows, target, stopped=not one.all if some else length == min(lengths) < max(lengths))
         for one, length in zip(known, lengths, strict=True)
     )
-    best = metric.best(point.y for point in points) or 0.0
-    room = NEAR if metric.percent else WORSE * abs(best)
-    worst = best - room if metric.higher else best + room
+    worst, _ = _find_worst(
+        metric, points, [point for point, one in zip(points, known, strict=True) if one.all]
+    )
     beyond = not all(metric.reaches(point.y, worst) for point in points)
     times = [point.x for point in points if point.x is not None]
     caption = WAY if some else NONE_YET
@@ -395,6 +396,14 @@ def _on_the_way(found: Reached, rows: Sequence[Row], target: Target, *, stopped:
     )
 
 
+def _find_worst(metric: Metric, points: Sequence[Point], good: Sequence[Point]) -> tuple[float, float]:
+    """Return the worst value that is drawn to scale, and the room from the best to it; that of a `good` point always is."""
+    best = metric.best(point.y for point in points) or 0.0
+    room = NEAR if metric.percent else WORSE * abs(best)
+    worst = best - room if metric.higher else best + room
+    return max([worst, *(point.y for point in good)], key=metric.key), room
+
+
 def _when(row: Row, target: Target | None) -> tuple[float | None, tuple[float, float] | None]:
     """Return a row's mean time to the target and its spread; None if not every run reached it."""
     if target is None:
@@ -414,6 +423,10 @@ def _point(row: Row, rows: Sequence[Row], x: float | None, x_range: tuple[float,
         y=row.score or 0.0,
         x_range=x_range,
         y_range=row.score_range if row.runs > 1 else None,
+        short=(
+            row.strategy + mark(row),
+            f"{row.ranks}" if row.threads == 1 else f"{row.ranks} x {row.threads}",
+        ),
         flag=wrong if wrong != "oversubscribed" else "",
         simulated=bool(row.simulated),
         oversubscribed=row.oversubscribed,
@@ -436,7 +449,7 @@ def _front(points: Sequence[Point], rows: Sequence[Row]) -> tuple[int, ...]:
     found: list[int] = []
     least = float("inf")
     for _, key, k in sorted(able):
-        if key < least:
+        if key < least - SAME * metric.slack(points[k].y):
             found.append(k)
             least = key
     return tuple(found)
@@ -521,7 +534,7 @@ def diagnosis(rows: Sequence[Row], number: int) -> Section | None:
         blocks.append(Text(lines=(f"{one.summary.rstrip('.')}.",)))
         blocks.append(Text(kind="list", lines=(_sentence(one.causes[0]),)))
     if several:
-        blocks.append(_cause_table(found, number))
+        blocks.append(_cause_table(found, number, once=rows[0].one_simulation))
     return Section(title="Why it stops scaling here", blocks=tuple(blocks))
 
 
@@ -530,7 +543,8 @@ def _sentence(cause: Cause) -> str:
     return f"{title_of(cause)}: {cause.words.rstrip('.')}.{advice}"
 
 
-def _cause_table(found: Sequence[Diagnosis], number: int) -> Table:
+def _cause_table(found: Sequence[Diagnosis], number: int, *, once: bool) -> Table:
+    """Return the table of all causes; `once`: the simulation is the same for all, and said elsewhere."""
     return Table(
         name=f"diagnosis-{number}",
         title="All causes",
@@ -545,7 +559,7 @@ def _cause_table(found: Sequence[Diagnosis], number: int) -> Table:
         ),
         rows=tuple(
             (
-                one.strategy + (f" (simulated: {one.simulated})" if one.simulated else ""),
+                one.strategy + (f" (simulated: {one.simulated})" if one.simulated and not once else ""),
                 cause.ranks,
                 title_of(cause),
                 cause.share,

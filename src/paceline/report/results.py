@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from paceline.compare.answer import Reached, Target, answer, find_target_times
-from paceline.compare.rows import KINDS, Row, label, mark
+from paceline.compare.rows import KINDS, Row, label, mark, simulated_on
 from paceline.compare.verdict import (
     as_good,
     best,
@@ -70,6 +70,8 @@ SEARCHED = (
 )
 # At most this many things are listed by name.
 NAMED = 3
+# A table of more rows is folded.
+LONG = 40
 T = TypeVar("T")
 
 
@@ -100,9 +102,11 @@ def results(
     def arrange(values: tuple[T, ...]) -> tuple[T, ...]:
         return (*values[:to], values[at], *values[to:at], *values[at + 1 :])
 
+    long = len(rows) + len(failed) > LONG
     return Table(
         name=f"results-{number}",
-        title="",
+        title=f"All {len(rows) + len(failed)} rows" if long else "",
+        folded=long,
         columns=arrange(whole),
         rows=tuple(
             arrange(_with_threads(values, against) if threaded else values)
@@ -300,7 +304,7 @@ def summary(
 def _real_and_simulated(rows: Sequence[Row]) -> list[tuple[list[Row], str]]:
     """Return the real rows and the simulated ones with a known accuracy, each with the beginning of a sentence."""
     known = [row for row in select_simulated(rows) if not row.timed_only]
-    return [(select_real(rows), ""), (known, "Simulated: ")]
+    return [(select_real(rows), ""), (known, f"{simulated_on(known[0])}: " if known else "")]
 
 
 def first_to_reach(

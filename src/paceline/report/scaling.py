@@ -161,12 +161,12 @@ def _speedups(
 ) -> Lines:
     curves = [curve_of(one, [speedup_range(row) for row in one.rows], rows) for one in found]
     most = max(row.ranks for one in found for row in one.rows)
-    ideal = tuple(smooth(most))
+    ideal = (1.0, float(most))
     curves.append(Curve(label="ideal", strategy="ideal", x=ideal, y=ideal, origin="ideal"))
     drawn = [one for one in fitted if one.fits] if len(found) <= CURVES else []
     for one in drawn:
         law = next(each for each in one.fits if each.law == one.suits)
-        ranks = smooth(max(row.ranks for row in one.series.rows if not row.oversubscribed))
+        ranks = whole_ranks(max(row.ranks for row in one.series.rows if not row.oversubscribed))
         curves.append(
             Curve(
                 label=f"{one.series.label}: {law.law}, s = {100 * law.serial:.1f} %",
@@ -194,14 +194,14 @@ def speedup_range(row: Row) -> ValueAndSpread:
     return (row.speedup, *(row.speedup_range or (None, None)))
 
 
-def smooth(most: int) -> list[float]:
+def whole_ranks(most: int) -> list[float]:
     """Return rank counts from 1 on, close enough for a smooth curve on a logarithmic axis.
 
-    >>> smooth(2)[0], smooth(2)[-1]
-    (1.0, 2.0)
+    >>> whole_ranks(4), len(whole_ranks(1024))
+    ([1.0, 2.0, 3.0, 4.0], 23)
     """
     steps = 24
-    return [1.0 if k == 0 else float(most ** (k / steps)) for k in range(steps)] + [float(most)]
+    return [float(ranks) for ranks in sorted({round(most ** (k / steps)) for k in range(steps + 1)})]
 
 
 def _nearer(fits: Sequence[laws.Fit]) -> str:
