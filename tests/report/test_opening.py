@@ -14,7 +14,7 @@ import pytest
 from paceline.cli import main
 from paceline.commands import train
 from paceline.compare.rows import rows_of
-from paceline.compare.verdict import implausible, verdict
+from paceline.compare.verdict import implausible, standing, verdict
 from paceline.diagnosis import diagnose
 from paceline.figures import Bars, Lines, Points, svg
 from paceline.record import Run, find_runs
@@ -155,6 +155,10 @@ CASES: dict[str, tuple[list[Way], float | None, str, str]] = {
         [SERIAL, ("hogwild", 2, 1.0, 0.7), ("sync", 2, 2.5, 0.95)], None,
         "Use sync, 2 ranks: it reaches 94.00 % first, after 2.5 s, 1.6 times as fast as serial, 1 rank (4 s).", "One run",
     ),
+    "nothing but serial reached it": (
+        [SERIAL, ("hogwild", 2, 1.0, 0.7)], None,
+        "Stay with serial, 1 rank: it reaches 94.00 % after 4 s; nothing else reached it with every run.", "One run",
+    ),
     "what learned less, but reached what was asked for": (
         [SERIAL, ("hogwild", 2, 3.0, 0.91)], 0.9,
         "Use hogwild, 2 ranks: it reaches 90.00 % first, after 3 s, 1.33 times as fast as serial, 1 rank (4 s); but it "
@@ -231,6 +235,27 @@ def test_a_gain_that_ranks_cannot_give_names_the_epochs_it_comes_from(
         "Use sync, 2 ranks: it reaches 90.00 % first, after 1.6 s, 2.5 times as fast as serial, 1 rank (4 s), in 1 epoch "
         "instead of 2."
     )
+
+
+def test_what_reached_the_target_but_ended_below_is_not_said_to_have_missed_it(
+    runs: list[Run], tmp_path: Path
+) -> None:
+    serial, hogwild = made(runs, tmp_path, SERIAL, ("hogwild", 2, 3.0, 0.7))
+    found = [serial, with_epochs(hogwild, (2.0, 0.95), (3.0, 0.7))]
+    assert opening(document_of(found)).sentence == (
+        "Stay with serial, 1 rank: it reaches 94.00 % after 4 s; nothing else learned as much."
+    )
+
+
+def test_rows_are_compared_on_the_seeds_that_they_share(runs: list[Run], tmp_path: Path) -> None:
+    """As while a study is running: serial has already run with a seed that learns more, sync has not."""
+    found = made(
+        runs, tmp_path, SERIAL, ("serial", 1, 4.0, 0.99, 1), ("sync", 2, 2.5, 0.95), ("gossip", 2, 2.0, 0.93)
+    )
+    rows = rows_of(found)
+    assert {row.strategy: standing(row, rows) for row in rows} == {
+        "serial": "", "sync": "", "gossip": "learned less",
+    }  # fmt: skip
 
 
 def test_a_serial_row_that_falls_back_is_named(runs: list[Run], tmp_path: Path) -> None:

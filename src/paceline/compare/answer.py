@@ -217,9 +217,11 @@ def _answer(rows: Sequence[Row], target: Target | None, *, going_on: bool) -> An
     when = [found for row in several if (found := find_target_times(row, target)).all and not row.guessed]
     if not when:
         return _describe_unreached(several, target, going_on=going_on)
+    reached = len(when)
     if not target.asked:  # then it is only a measure of being as good as serial
         when = [found for found in when if standing(found.row, rows) != "learned less"] or when
-    return _first(sorted(when, key=lambda found: (_mean(found), found.row.train_seconds)), several, target)
+    when.sort(key=lambda found: (_mean(found), found.row.train_seconds))
+    return _first(when, several, target, others=reached > len(when))
 
 
 def _fastest(rows: Sequence[Row]) -> Answer:
@@ -272,8 +274,11 @@ def _describe_unreached(rows: Sequence[Row], target: Target, *, going_on: bool) 
     return Answer(sentence=f"{UNREACHED[going_on]} {target.short}{came}.")
 
 
-def _first(when: Sequence[Reached], rows: Sequence[Row], target: Target) -> Answer:
-    """Answer with the row that reached the target first or, if serial is as fast, with that."""
+def _first(when: Sequence[Reached], rows: Sequence[Row], target: Target, *, others: bool) -> Answer:
+    """Answer with the row that reached the target first or, if serial is as fast, with that.
+
+    `others`: some more reached it, but learned less in the end.
+    """
     times = with_noise({one.row: Timing(seconds=one.seconds) for one in when})
     fastest = when[0].row
     alike = [one for one in when if one is when[0] or as_fast(times[fastest], times[one.row])]
@@ -309,7 +314,7 @@ def _first(when: Sequence[Reached], rows: Sequence[Row], target: Target) -> Answ
         elif all(one.serial for one in rows):
             sentence += "; nothing was tried on more than one rank"
         else:
-            sentence += "; nothing else reached it with every run"
+            sentence += f"; nothing else {'learned as much' if others else 'reached it with every run'}"
     else:
         sentence += _against_serial(first, serial, rows, target) + noise
     sentence += _say_learns_less(row, rows) or _say_falls_back(row, target)

@@ -182,6 +182,16 @@ class Row:
         found = self.values.get(self.metric.name)
         return (min(found), max(found)) if found else None
 
+    @property
+    def scores(self) -> dict[int, list[float]]:
+        """The values of its metric by seed; empty if they are not known for all runs."""
+        found: dict[int, list[float]] = defaultdict(list)
+        values = self.values.get(self.metric.name, ())
+        if len(values) == len(self.members):
+            for run, value in zip(self.members, values, strict=True):
+                found[run.config["seed"]].append(value)
+        return found
+
     def mean_of(self, name: str) -> float | None:
         """Return the mean value of a metric over the runs; None if it is unknown."""
         found = self.values.get(name)

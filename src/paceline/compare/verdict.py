@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 
 from paceline.compare.metric import LOSS
 from paceline.compare.noise import WITHIN, Timing, with_noise, within_noise
@@ -32,7 +33,8 @@ def reference(rows: Sequence[Row], optimizer: str = "") -> Row | None:
 def as_good(row: Row, than: Row | None) -> bool:
     """Return True if a row has learned something and is within a point of the other's accuracy, or a tenth of its score.
 
-    A row with only time simulated counts as good.
+    If some seeds are missing on one side, the others count: seeds may differ by more than that. A row with only time
+    simulated counts as good.
     """
     if row.diverged or row.guessed:
         return False
@@ -40,6 +42,10 @@ def as_good(row: Row, than: Row | None) -> bool:
         return True
     if than.score is None or row.score is None:
         return than.score is None
+    ours, theirs = row.scores, than.scores
+    if both := ours.keys() & theirs.keys():
+        value, goal = (fmean(value for seed in both for value in one[seed]) for one in (ours, theirs))
+        return than.metric.reaches(value, than.metric.relax(goal))
     return than.metric.reaches(row.score, than.metric.relax(than.score))
 
 
