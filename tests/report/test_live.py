@@ -34,7 +34,7 @@ SMALL: dict[str, Any] = {"strategy": "serial", "epochs": 2, "batch": 10, "quiet"
 
 
 def trained(runs: Path, name: str = "", **settings: Any) -> Path:
-    fitted = fit("mlp:8", "iris", runs=runs, **SMALL | settings)
+    fitted = fit(data="iris", runs=runs, **{"model": "mlp:8"} | SMALL | settings)
     assert fitted.run is not None
     return fitted.run.rename(runs / name) if name else fitted.run
 
@@ -125,6 +125,8 @@ def test_what_a_study_does_next(tmp_path: Path) -> None:
     with folder.lock():
         folder.begin(Cell(config=Config(), ranks=2), plan)
         assert state_of([tmp_path]).plan == "1 of 3 cells done; next: sync on 2 ranks, seed 0"
+        folder.begin(Cell(config=Config(), ranks=2), {**plan, "then": ["sync on 9 ranks, seed 0 *"]})
+        assert state_of([tmp_path]).plan.endswith("; next: sync on 9 ranks, seed 0 (more ranks than cores)")
         folder.begin(Cell(config=Config(), ranks=2), {**plan, "then": []})
         assert state_of([tmp_path]).plan == "1 of 3 cells done; this is the last one"
         folder.begin(Cell(config=Config(), ranks=2), {**plan, "then": 3})
@@ -347,6 +349,19 @@ def test_settings_are_shown_where_runs_differ_in_them(tmp_path: Path) -> None:
     trained(tmp_path, "a")
     [found] = state_of([tmp_path]).runs
     assert found.settings == "batch 10, lr 2"
+
+
+def test_runs_of_several_models_are_told_apart(tmp_path: Path) -> None:
+    for k, model in enumerate(("mlp:8", "mlp:4")):
+        trained(tmp_path, f"2026010{k}-000000-serial-n1-s0-0123abcd", model=model)
+    runs = state_of([tmp_path]).runs
+    assert [(run.cells()["run"], run.settings.partition(", ")[0]) for run in runs] == [
+        ("serial-n1-s0", "mlp:4"),
+        ("serial-n1-s0", "mlp:8"),
+    ]
+    live = Follower([tmp_path]).live()
+    assert '<td class="run" title="20260100-000000-serial-n1-s0-0123abcd">serial-n1-s0</td>' in live
+    assert "<th>settings</th>" in live
 
 
 def test_the_table_of_a_narrow_terminal(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import sys
 import time
 from collections.abc import Sequence
@@ -109,8 +108,7 @@ def _choose_columns(runs: Sequence[LiveRun], headings: Sequence[str], width: int
     that are empty or less important.
     """
     columns = {name: [run.cells()[name] for run in runs] for name in headings}
-    # The time would be all that a narrow terminal shows of a name, and there is space for one metric.
-    columns["run"] = [re.sub(r"^\d{8}-\d{6}-|-[0-9a-f]{8}$", "", name) for name in columns["run"]]
+    # There is space for one metric.
     columns["quality"] = [cell.partition(", ")[0] for cell in columns["quality"]]
     widest = {name: max(map(len, (name, *cells))) for name, cells in columns.items()}
     if sum(widest.values()) + GAP * (len(columns) - 1) <= width:

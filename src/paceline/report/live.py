@@ -15,6 +15,7 @@ import hashlib
 import http.server
 import json
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -67,8 +68,9 @@ class LiveRun:
     epoch: int
     """The number of epochs that have ended."""
     epochs: int
+    model: str = ""
     settings: str = ""
-    """The batch, the learning rate and the threads, as far as they are known."""
+    """The batch, the learning rate and the threads, as far as they are known; first the model, if runs differ in it."""
     loss: float | None = None
     quality: str = ""
     """The metrics of the last epoch, on the validation samples."""
@@ -83,7 +85,7 @@ class LiveRun:
         """Return a line of the table, by its headings."""
         shown = ", ".join(f"{rank}: {share(part)}" for rank, part in self.waiting.items())
         values = (
-            self.name,
+            self.short_name,
             self.settings,
             self.state,
             f"{self.epoch} of {self.epochs}",
@@ -94,6 +96,15 @@ class LiveRun:
             "" if self.left is None else clock_time(self.left),
         )
         return dict(zip(HEADINGS, values, strict=True))
+
+    @property
+    def short_name(self) -> str:
+        """The name of its folder without the time and the digest that paceline gave it.
+
+        >>> LiveRun(name="20260101-120000-sync-n4-s1-0123abcd", state="running", epoch=0, epochs=1).short_name
+        'sync-n4-s1'
+        """
+        return re.sub(r"^\d{8}-\d{6}-|-[0-9a-f]{8}$", "", self.name)
 
     def waiting_range(self, *, with_ranks: bool = False) -> str:
         """Return the least and the largest fraction of time that a rank waits; empty if they are unknown.
@@ -151,7 +162,10 @@ def state_of(places: Sequence[Path]) -> State:
     found = [run for folder in folders[: 10 * LISTED] if (run := _read(folder)) is not None]
     found.sort(key=lambda run: run.state != "running")
     plans = [plan for place in followed if (plan := _plan(place))]
-    return State(runs=tuple(found[:LISTED]), plan="; ".join(plans))
+    shown = found[:LISTED]
+    if len({run.model for run in shown}) > 1:
+        shown = [replace(run, settings=", ".join(filter(None, (run.model, run.settings)))) for run in shown]
+    return State(runs=tuple(shown), plan="; ".join(plans))
 
 
 def find_followed(places: Sequence[Path]) -> list[Path]:
@@ -213,6 +227,7 @@ def _read(folder: Path) -> LiveRun | None:
         state=state,
         epoch=ended,
         epochs=int(config["epochs"]),
+        model=str(config.get("model") or ""),
         settings=_settings(config),
         loss=last.get("loss"),
         quality=_quality(last),
@@ -333,7 +348,8 @@ def _plan(place: Path) -> str:
         return ""
     if not (isinstance(done, int) and isinstance(total, int) and isinstance(then, list)):
         return ""
-    following = f"; next: {then[0]}" if then else "; this is the last one"
+    coming = re.sub(r" \*$", " (more ranks than cores)", str(then[0])) if then else ""
+    following = f"; next: {coming}" if then else "; this is the last one"
     return f"{done} of {count(total, 'cell')} done{following}"
 
 
@@ -366,12 +382,13 @@ class Follower:
         lines = [
             f'<tr class="{run.state}">'
             + "".join(
-                f'<td class="{name.split()[0]}">{escape(cell)}</td>'
+                f'<td class="{name.split()[0]}"{title if name == "run" else ""}>{escape(cell)}</td>'
                 for name, cell in run.cells().items()
                 if name in state.headings
             )
             + "</tr>"
             for run in state.runs
+            for title in (f' title="{escape(run.name)}"',)
         ]
         start = max(FIRST, sum(run.state == "running" for run in state.runs))
 
@@ -446,11 +463,10 @@ PAGE = """<!doctype html>
 <meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">
 <style>
 :root { color-scheme: light dark }
-body { font: 15px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 70rem; padding: 1rem }
-.box { overflow-x: auto } table { border-collapse: collapse } td, th { padding: .2rem .9rem .2rem 0; text-align: left }
+body { font: 15px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 78rem; padding: 1rem }
+.box { overflow-x: auto } table { border-collapse: collapse } td, th { padding: .2rem .8rem .2rem 0; text-align: left }
 td, th { white-space: nowrap; vertical-align: top }
-td.run, td.quality { white-space: normal; min-width: 13rem }
-td.settings, td[class^="waiting"] { white-space: normal; min-width: 9rem }
+td.run, td.quality, td.settings, td[class^="waiting"] { white-space: normal; min-width: 9rem; overflow-wrap: anywhere }
 summary { cursor: pointer; margin: .5rem 0 } h1 { font-size: 1.2rem; margin: 0 }
 tr.running td { font-weight: 600 } tr.diverged td, tr.stopped td, .ended #live { opacity: .6 }
 #ended { display: none } .ended #ended { display: block; font-weight: 600 }
