@@ -321,6 +321,22 @@ def test_print_shows_what_is_folded_and_no_buttons(browser: Browser, first: Path
         browser.call("Emulation.setEmulatedMedia", media="", features=[])
 
 
+def test_tables_fit_on_a_printed_page(browser: Browser, first: Path) -> None:
+    browser.call("Emulation.setEmulatedMedia", media="print", features=[])
+    try:
+        browser.open(first, (700, 1000, False))  # A4, less its margins
+        browser.value("dispatchEvent(new Event('beforeprint'))")
+        assert (
+            browser.value("Math.max(...[...document.querySelectorAll('table')].map(one => one.offsetWidth))")
+            <= 700
+        )
+        assert browser.value("document.documentElement.scrollWidth") <= 700
+        shown = "getComputedStyle(document.querySelector('figure > svg.wide')).display"
+        assert browser.value(shown) == "block"
+    finally:
+        browser.call("Emulation.setEmulatedMedia", media="", features=[])
+
+
 def test_a_link_into_a_folded_section_opens_it(browser: Browser, first: Path) -> None:
     browser.open(first)
     browser.value("location.hash = '#f-speedup-1'")

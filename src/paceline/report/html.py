@@ -475,7 +475,7 @@ details.section { border-top: 1px solid var(--rule); margin: 0; padding: 0.15rem
 details.section > summary { font-size: 1rem } details.section > summary > * { display: inline; font-size: 1rem; margin: 0 }
 details.section > summary > h2 { border: 0; padding: 0 }
 details .box { max-height: 26rem; overflow-y: auto; margin-top: 0.3rem }
-@media (max-width: 56rem) {
+@media screen and (max-width: 56rem) {
   .index > li { display: block } .index figure { width: auto; max-width: 30rem; margin-top: 1rem }
   .answer { font-size: 1.2rem }
   th, td { padding: 0.25rem 0.4rem } tbody th.t { min-width: 8rem; max-width: 11rem }
@@ -490,6 +490,7 @@ details .box { max-height: 26rem; overflow-y: auto; margin-top: 0.3rem }
   .box, details .box { overflow: visible; max-height: none; width: auto; max-width: 100%; position: static;
     transform: none }
   .more { -webkit-mask-image: none; mask-image: none } .hint.on { display: none }
-  figure > svg.wide { display: block } figure > svg.phone { display: none }
+  table { font-size: 8.5pt } th, td { padding: 0.2rem 0.3rem } tbody th.t { min-width: 5rem } .t { overflow-wrap: anywhere }
+  .wrong, .n small { font-size: 0.85em }
   * { print-color-adjust: exact; -webkit-print-color-adjust: exact } }
 """
