@@ -320,12 +320,7 @@ def front(rows: Sequence[Row], target: Target | None, number: int) -> Points | N
             seconds=True,
             log=bool(times) and min(times) > 0 and max(times) > FAR * min(times),
         ),
-        y=Axis(
-            label=metric.heading(where)
-            + (" (%)" if metric.percent else "" if metric.higher else " (lower is better)"),
-            percent=metric.percent,
-            bounds=bounds,
-        ),
+        y=_quality_axis(metric, where, bounds),
         points=points,
         front=_front(points, known),
         descending=not metric.higher,
@@ -359,11 +354,10 @@ def race(rows: Sequence[Row], target: Target, number: int) -> Points | None:
         title=f"Time to {target.short}" if some else f"How close each candidate came to {target.short}",
         caption=caption + (" An arrow: beyond the axis." if beyond else ""),
         x=Axis(label="training time", seconds=True, log=min(times) > 0 and max(times) > FAR * min(times)),
-        y=Axis(
-            label=metric.heading("validation")
-            + (" (%)" if metric.percent else "" if metric.higher else " (lower is better)"),
-            percent=metric.percent,
-            bounds=((worst, None) if metric.higher else (None, worst)) if beyond else (None, None),
+        y=_quality_axis(
+            metric,
+            "validation",
+            (None, None) if not beyond else (worst, None) if metric.higher else (None, worst),
         ),
         points=points,
         descending=not metric.higher,
@@ -382,18 +376,13 @@ def _on_the_way(found: Reached, rows: Sequence[Row], target: Target, *, stopped:
         x, y = min(
             ((at, value) for path in paths for at, value in path), key=lambda point: metric.key(point[1])
         )
-    wrong = standing(row, rows)
-    return Point(
-        label=_name_point(row),
-        strategy=row.strategy,
-        x=x,
-        y=y,
-        x_range=(min(found.seconds), max(found.seconds)) if found.all and row.runs > 1 else None,
-        flag=wrong if wrong != "oversubscribed" else "",
-        simulated=bool(row.simulated),
-        oversubscribed=row.oversubscribed,
-        stopped=stopped,
-    )
+    span = (min(found.seconds), max(found.seconds)) if found.all and row.runs > 1 else None
+    return replace(_point(row, rows, x, span), y=y, y_range=None, short=None, stopped=stopped)
+
+
+def _quality_axis(metric: Metric, where: str, bounds: tuple[float | None, float | None]) -> Axis:
+    unit = " (%)" if metric.percent else "" if metric.higher else " (lower is better)"
+    return Axis(label=metric.heading(where) + unit, percent=metric.percent, bounds=bounds)
 
 
 def _find_worst(metric: Metric, points: Sequence[Point], good: Sequence[Point]) -> tuple[float, float]:
