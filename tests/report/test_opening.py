@@ -7,6 +7,7 @@ import csv
 import json
 import os
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from paceline.report.contents import command_of
 from paceline.report.document import Document, Opening, Spread, data_of
 from paceline.report.html import html_page
 from paceline.report.pdf import pdf_bytes
+from paceline.report.series import choose_rows
 from paceline.report.writing import csv_text, markdown_page
 from paceline.study.folder import LOCK, Folder, context_of
 from tests.report.conftest import NODES, altered, rewrite, table
@@ -478,6 +480,17 @@ def test_only_what_is_no_success_is_drawn_beyond_the_axis(runs: list[Run], tmp_p
     drawn = {point.label for point in found.figure.points if point.chosen}
     assert drawn
     assert not drawn & set(below)
+
+
+def test_of_many_rows_a_figure_shows_those_that_can_be_trusted_most(runs: list[Run], tmp_path: Path) -> None:
+    ways = [(name, ranks, 2.0, 0.95) for name in ("sync", "gossip", "psgd") for ranks in (2, 4, 8)]
+    rows = [replace(row, cores=4, on_node=row.ranks) for row in rows_of(made(runs, tmp_path, *ways))]
+    shown, words = choose_rows(rows)
+    assert {row.ranks for row in shown} == {4}
+    assert words.endswith("the row with the most ranks that have a core each.")
+    shown, words = choose_rows([replace(row, cores=1) for row in rows])
+    assert {row.ranks for row in shown} == {2}
+    assert words.endswith(", or the fewest ranks.")
 
 
 # ---- noise

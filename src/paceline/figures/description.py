@@ -90,6 +90,8 @@ class Axis:
 
         >>> [Axis(label="a", percent=True).spell_tick(0.925), Axis(label="s").spell_tick(20000)]
         ['92.5 %', '20,000']
+        >>> Axis(label="speedup", log=True, base=2).spell_tick(1 / 64)
+        '0.0156'
         >>> Axis(label="size", sizes=True).spell_tick(8 << 20)
         '8 MiB'
         """
@@ -98,6 +100,8 @@ class Axis:
         if self.seconds:
             return text.time_span(value)
         shown = round(100 * value, 6) if self.percent else value
+        if self.log and self.base == 2 and shown < 1:
+            return f"{shown:.3g}"
         plain = shown == 0 or 1e-4 <= abs(shown) < 1e12
         return (f"{shown:,.12g}" if plain else f"{shown:.3g}") + (" %" if self.percent else "")
 

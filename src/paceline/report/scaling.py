@@ -166,7 +166,7 @@ def _speedups(
     drawn = [one for one in fitted if one.fits] if len(found) <= CURVES else []
     for one in drawn:
         law = next(each for each in one.fits if each.law == one.suits)
-        ranks = whole_ranks(max(row.ranks for row in one.series.rows if not row.oversubscribed))
+        ranks = smooth(max(row.ranks for row in one.series.rows if not row.oversubscribed))
         curves.append(
             Curve(
                 label=f"{one.series.label}: {law.law}, s = {100 * law.serial:.1f} %",
@@ -194,14 +194,14 @@ def speedup_range(row: Row) -> ValueAndSpread:
     return (row.speedup, *(row.speedup_range or (None, None)))
 
 
-def whole_ranks(most: int) -> list[float]:
+def smooth(most: int) -> list[float]:
     """Return rank counts from 1 on, close enough for a smooth curve on a logarithmic axis.
 
-    >>> whole_ranks(4), len(whole_ranks(1024))
-    ([1.0, 2.0, 3.0, 4.0], 23)
+    >>> smooth(2)[0], smooth(2)[-1]
+    (1.0, 2.0)
     """
     steps = 24
-    return [float(ranks) for ranks in sorted({round(most ** (k / steps)) for k in range(steps + 1)})]
+    return [1.0 if k == 0 else float(most ** (k / steps)) for k in range(steps)] + [float(most)]
 
 
 def _nearer(fits: Sequence[laws.Fit]) -> str:

@@ -101,15 +101,18 @@ def has_several_ranks(rows: Sequence[Row]) -> bool:
 def choose_rows(rows: Sequence[Row], most: int = CURVES) -> tuple[list[Row], str]:
     """Choose as many rows as one figure can show; return them, and which they are if some are left out.
 
-    From many rows, choose for each strategy the one with the most ranks that still have a core each.
+    From many rows, choose for each strategy the one with the most ranks that still have a core each, or the fewest ranks.
     """
     if len(rows) <= most:
         return list(rows), ""
     found = []
     for one in series_of(rows):
-        trusted = [row for row in one.rows if not row.oversubscribed] or one.rows
-        found.append(trusted[-1])
-    return found, "Shown for each strategy: the row with the most ranks that have a core each."
+        trusted = [row for row in one.rows if not row.oversubscribed]
+        found.append(trusted[-1] if trusted else one.rows[0])
+    which = "Shown for each strategy: the row with the most ranks that have a core each"
+    return found, f"{which}, or the fewest ranks." if any(
+        row.oversubscribed for row in found
+    ) else f"{which}."
 
 
 def ranks_axis(counts: Sequence[int], label: str = "ranks") -> Axis:
