@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -42,6 +44,16 @@ def test_chunks_read_a_range_in_order() -> None:
     seen = [labels.tolist() for _, labels in chunks(split, size=3, start=1, stop=9)]
     assert seen == [[1, 2, 3], [4, 5, 6], [7, 8]]
     assert list(chunks(split, start=4, stop=4)) == []
+
+
+def test_a_split_that_was_read_is_read_by_ranks_whose_arrays_are_read_only() -> None:
+    split = ArraySplit(np.arange(12.0, dtype=np.float32).reshape(4, 3), np.arange(4))
+    ((before, _),) = chunks(split, dtype=np.float64)  # through working memory, which is not sent
+    buffers: list[pickle.PickleBuffer] = []
+    packed = pickle.dumps(split, protocol=5, buffer_callback=buffers.append)
+    there = pickle.loads(packed, buffers=[buffer.raw().toreadonly() for buffer in buffers])
+    ((inputs, _),) = chunks(there, dtype=np.float64)
+    assert (inputs == before).all()
 
 
 def test_as_many_labels_as_samples() -> None:

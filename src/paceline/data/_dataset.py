@@ -189,9 +189,11 @@ class Column:
 
     def apart(self) -> Column:
         """Return the same array with working memory of its own."""
-        made = copy(self)
-        made._stored = self._stored[:0].copy()
-        return made
+        return copy(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Ranks get large arrays read-only, and cannot work in this one's memory.
+        return {**self.__dict__, "_stored": self._stored[:0].copy()}
 
     def take(self, indices: Array, into: Array) -> None:
         """Write the values at `indices` into an array; floats are scaled."""
