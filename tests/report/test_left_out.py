@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,15 @@ def test_a_failed_cell_is_told_by_what_it_differs_in(runs: list[Run]) -> None:
     assert table(page, "failed").rows[0] == ("serial, 1 rank, epochs 5000", "iris", "mlp:6", LATE)
     page = document_of(runs, context=Context(failed=cells[:1]))  # of several seeds
     assert said(page)[-1] == f"1 cell failed: serial, 1 rank, epochs 5000, seed 0: {LATE}."
+
+
+def test_a_reason_of_many_failed_cells_is_said_once(runs: list[Run]) -> None:
+    cells = tuple(failed(runs[0], epochs=epochs) for epochs in range(5000, 5005))
+    assert said(document_of(runs[:1], context=Context(failed=cells)))[-1] == (
+        f"5 cells failed: all for the same reason, {LATE}."
+    )
+    other = (*cells, replace(cells[0], why="rank 3 was killed"))
+    assert said(document_of(runs[:1], context=Context(failed=other)))[-1].endswith("; and 3 more.")
 
 
 def test_in_its_problem_a_seed_tells_it(runs: list[Run]) -> None:

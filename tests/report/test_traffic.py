@@ -99,9 +99,8 @@ def test_one_unit_for_every_strategy(tmp_path: Path, settings: dict[str, Any]) -
     assert (figure.y.label, told.columns[1].name) == ("MB per epoch", "bytes per epoch")
     assert f"in an epoch ({one:,})" in figure.caption
     for name, at, value, *_ in data_of(figure).rows:
-        strategy, _, rest = str(name).partition(" (")
-        row = by_label[f"{strategy}, {at:g} ranks ({rest.removesuffix(': theory')}"]
-        assert 1e6 * value == pytest.approx(row[2 if rest.endswith("theory") else 1])  # type: ignore[operator]
+        row = by_label[f"{str(name).removesuffix(': theory')}, {at:g} ranks"]
+        assert 1e6 * value == pytest.approx(row[2 if str(name).endswith(": theory") else 1])  # type: ignore[operator]
 
 
 def test_what_averages_is_divided_by_the_same_samples_as_what_shares_batches(tmp_path: Path) -> None:

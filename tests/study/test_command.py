@@ -370,8 +370,8 @@ def test_real_and_simulated_cells_are_compared_with_their_own_kind(
     for simulated in (False, True):
         serial, sync = rows["serial", simulated], rows["sync", simulated]
         assert sync.speedup == pytest.approx(serial.train_seconds / sync.train_seconds)
-    assert "Simulated: " in said
-    assert "sync (simulated: loopback)" in said
+    assert "Simulated on loopback: " in said
+    assert ", simulated on loopback\n" in said
 
     # Without a simulated serial run, simulated rows have no speedup: real seconds are not comparable with theirs.
     some = [run for run in runs if run.simulated is None or run.config["strategy"] != "serial"]

@@ -296,8 +296,10 @@ def summary(
     if failed:
         named = [f"{describe_cell(cell, names)}: {cell.why}" for cell in failed[:NAMED]]
         more = f"; and {len(failed) - NAMED} more" if len(failed) > NAMED else ""
-        cells_ = "cell" if len(failed) == 1 else "cells"
-        sentences.append(f"{len(failed)} {cells_} failed: {'; '.join(named)}{more}.")
+        said = f"{'; '.join(named)}{more}"
+        if more and len({cell.why for cell in failed}) == 1:
+            said = f"all for the same reason, {failed[0].why}"
+        sentences.append(f"{count(len(failed), 'cell')} failed: {said}.")
     return tuple(sentences)
 
 
