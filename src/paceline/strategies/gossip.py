@@ -171,5 +171,5 @@ class Gossip(Strategy):
             why += [f"{light:,} not sent because the rank's weight was too low"] if light else []
             me.remarks.append(
                 f"{', '.join([f'{sent:,} messages', *why])}; "
-                f"at the end the ranks' models differed from their mean by {apart:.1%} of |x|"
+                f"at the end the ranks' models differed from their mean by {100 * apart:.1f} % of |x|"
             )

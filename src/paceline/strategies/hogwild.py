@@ -120,5 +120,5 @@ class Hogwild(Strategy):
                 me.findings["overlapping_updates"] = overlapped
                 me.remarks.append(
                     f"a gradient was {ages.mean:.1f} updates old on average and {ages.largest} at most; "
-                    f"{overlapped / ages.total:.1%} of the updates overlapped with another"
+                    f"{100 * overlapped / ages.total:.1f} % of the updates overlapped with another"
                 )
