@@ -103,6 +103,17 @@ def test_what_is_damaged_is_not_there_yet(tmp_path: Path) -> None:
     assert state_of([tmp_path]).runs == ()
 
 
+@pytest.mark.timeout(60)
+def test_a_pipe_instead_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
+    folder = trained(tmp_path, "a")
+    unfinished(folder, process=os.getpid())
+    for file in ("epochs.jsonl", "steps/rank-1.rows"):
+        (folder / file).unlink()
+        os.mkfifo(folder / file)
+    [run] = state_of([tmp_path]).runs
+    assert (run.epoch, run.waiting) == (0, {0: 0.0})
+
+
 def test_a_run_can_be_watched_while_it_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "PUBLISH", -1.0)
     seen: list[LiveRun] = []

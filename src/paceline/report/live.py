@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from paceline.compare.metric import metric_named
 from paceline.errors import UsageError
-from paceline.files import read_json
+from paceline.files import open_file, read_json, read_text
 from paceline.record import STEP_COLUMNS, Run, find_runs, is_held, rows_path
 from paceline.report.contents import document_of
 from paceline.report.html import html_page
@@ -253,8 +253,8 @@ def _settings(config: Mapping[str, Any]) -> str:
 def _epochs(folder: Path) -> list[dict[str, Any]]:
     """Return the whole lines of epochs.jsonl; the last one may be half written."""
     try:
-        lines = (folder / "epochs.jsonl").read_text().splitlines(keepends=True)
-    except (OSError, UnicodeDecodeError):
+        lines = read_text(folder / "epochs.jsonl").splitlines(keepends=True)
+    except (UsageError, OSError):
         return []
     found = []
     for line in lines[-1:] if lines and lines[-1].endswith("\n") else lines[-2:-1]:
@@ -323,11 +323,11 @@ def _latest(path: Path | None) -> Rows | None:
     width = len(STEP_COLUMNS)
     try:
         assert path is not None
-        with path.open("rb") as file:
-            rows = path.stat().st_size // (8 * width)
+        with open_file(path) as file:
+            rows = os.fstat(file.fileno()).st_size // (8 * width)
             file.seek(8 * width * max(0, rows - STEPS))
             data = file.read(8 * width * min(rows, STEPS))
-    except OSError:
+    except (UsageError, OSError):
         return None
     found = np.frombuffer(data[: len(data) // (8 * width) * (8 * width)], "<f8").reshape(-1, width)
     return found if len(found) and np.isfinite(found[:, COLUMNS]).all() else None
