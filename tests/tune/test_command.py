@@ -19,12 +19,16 @@ from paceline.commands import tune
 from paceline.compare.answer import Target, first_time
 from paceline.compare.metric import ACCURACY, Goal
 from paceline.config import Config, Program
+from paceline.data import load
+from paceline.errors import UsageError
 from paceline.record import Run, find_runs
 from paceline.record.environment import describe_other_programs
 from paceline.study.cells import Cell
 from paceline.study.folder import Folder, ends_with_checkpoint
 from paceline.study.run import Trains
+from paceline.training.job import Job
 from paceline.tune import running
+from paceline.tune.forecast import Forecast
 from paceline.tune.running import Progress, Runs
 from paceline.tune.search import Observed, Point
 from paceline.tune.space import Candidate, Choices, make_space
@@ -206,6 +210,17 @@ def test_a_longer_run_that_goes_on_from_a_shorter_one_equals_one_from_the_start(
     assert [[epoch[name] for name in kept] for epoch in longer.epochs] == [
         [epoch[name] for name in kept] for epoch in whole.epochs
     ]
+
+
+@pytest.mark.mpi
+def test_measuring_the_work_ends_after_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
+    base = Config(data="digits", model="mlp:16")
+    data = load(base.data)
+    model = Job(config=base, data=data, runs=None).build(data)
+    forecast = Forecast(base=base, data=data, model=model, batch=64)
+    with pytest.raises(UsageError, match="the work costs could not be measured: it took more than 0 s"):
+        forecast.prepare(limit=0.01)
 
 
 @pytest.mark.mpi

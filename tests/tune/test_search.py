@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 
@@ -87,7 +88,7 @@ class Exact:
 
     seconds: dict[Candidate, float]
 
-    def prepare(self, seconds: float) -> None:
+    def prepare(self, seconds: float, limit: float) -> None:
         pass
 
     def epoch_seconds(self, candidate: Candidate) -> float | None:
@@ -590,7 +591,7 @@ def test_a_third_of_the_budget_is_for_repetitions_of_a_program() -> None:
 def test_rates_stay_within_eight_times_those_of_the_known_rules() -> None:
     """Though every doubling brings a little."""
     machine = Machine(defaultdict(lambda: 1.0), defaultdict(float))
-    machine.needs |= {one_thread(lr=0.1 * 2**n): 20.0 - n for n in range(-9, 10)}  # type: ignore[operator]
+    machine.needs |= {one_thread(lr=0.1 * 2**n): 20.0 - n for n in range(-9, 10)}
     search = search_on(machine, ALONE)
     search.space = replace(search.space, fixed_rates=False)
     search.run()
@@ -670,7 +671,7 @@ def test_a_failed_candidate_is_not_tried_again() -> None:
             return Failed(why="no such network")
         return run(candidate, **settings)  # type: ignore[arg-type]
 
-    run, machine.run = machine.run, fail  # type: ignore[method-assign, assignment]
+    run, machine.run = machine.run, fail  # type: ignore[method-assign]
     search = search_on(machine, ALONE, THREADS, SYNC)
     search.run()
     assert [candidate for candidate, _, _ in machine.ran].count(SYNC) == 1
@@ -696,7 +697,7 @@ def test_twice_the_learning_rate_is_tried_after_the_search() -> None:
     machine = Machine({}, {})
     rates = {0.1 * 2.0**k: 8.0 + 2 * abs(k - 2) for k in range(-8, 9)}
 
-    class Any(dict):  # type: ignore[type-arg]
+    class Half(dict):  # type: ignore[type-arg]
         def __missing__(self, key: Candidate) -> float:
             return 0.5
 
@@ -706,7 +707,7 @@ def test_twice_the_learning_rate_is_tried_after_the_search() -> None:
                 needs for rate, needs in rates.items() if math.isclose(rate, key.lr or 0, rel_tol=0.01)
             )
 
-    machine.seconds, machine.needs = Any(), Needs()
+    machine.seconds, machine.needs = Half(), Needs()
     search = Search(
         space=space_of(ALONE, given=()), goal=GOAL, bench=machine, budget=600.0, clock=machine.clock,
         speeds=None,
@@ -725,6 +726,73 @@ def test_long_epochs_are_measured_by_short_runs_first() -> None:
     assert machine.now <= 120.0
     assert (ALONE, 1, 0) not in machine.ran  # its epoch takes more than half of the budget
     assert conclude(search).chosen == SYNC
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_the_search_goes_on_without_predictions_if_the_work_cannot_be_measured(late: bool) -> None:
+    """In time or at all, as when MPI cannot start ranks."""
+    machine, told = four(), list[str]()
+
+    class Unknown(Exact):
+        def prepare(self, seconds: float, limit: float) -> None:
+            machine.now += limit if late else 1.0
+            raise UsageError("what the work costs could not be measured: it took too long")
+
+    search = search_on(machine, ALONE, THREADS, SYNC, SERVER, budget=60.0)
+    search.speeds, search.tell = Unknown(machine.seconds), told.append
+    search.run()
+    assert machine.now <= 60.0
+    assert conclude(search).chosen == SYNC
+    assert told[1].endswith("could not be measured: it took too long; the search goes on without predictions")
+
+
+def test_short_runs_that_measure_speed_leave_time_for_a_whole_one_where_they_take_long_to_start() -> None:
+    machine = four(ALONE=1.0, THREADS=1.0, SYNC=1.0, SERVER=1.0)
+    machine.seconds = {ALONE: 7.0, THREADS: 100.0, SYNC: 13.0, SERVER: 13.0}
+    machine.batches = lambda candidate: 1000  # type: ignore[attr-defined]
+    probe, run = machine.probe, machine.run
+
+    def start_slowly(candidate: Candidate, **settings: Any) -> Any:
+        machine.now += 12.0
+        settings["limit"] -= 12.0
+        return (probe if "draws" in settings else run)(candidate, **settings)
+
+    machine.probe = machine.run = start_slowly  # type: ignore[method-assign]
+    search = search_on(machine, ALONE, THREADS, SYNC, SERVER, budget=50.0)
+    search.run()
+    assert machine.now <= 50.0
+    assert conclude(search).timing is not None
+
+
+def test_if_there_was_no_time_for_a_run_the_fastest_that_was_measured_is_given() -> None:
+    machine = four()
+    machine.seconds = {ALONE: 30.0, THREADS: 300.0}
+    machine.batches = lambda candidate: 1000  # type: ignore[attr-defined]
+    search = search_on(machine, ALONE, THREADS, budget=20.0, predict=False)
+    search.run()
+    answer = conclude(search)
+    assert answer.found == "no run got to the end of an epoch (the budget is spent)"
+    assert answer.chosen == ALONE
+
+
+def test_an_epoch_of_a_few_batches_is_run_instead_of_measured() -> None:
+    machine = four()
+    machine.batches = lambda candidate: 23  # type: ignore[attr-defined]
+    machine.probe = None  # type: ignore[method-assign, assignment]
+    search = search_on(machine, ALONE, THREADS, SYNC, SERVER, predict=False)
+    search.run()
+    assert conclude(search).chosen == SYNC
+
+
+def test_a_whole_run_shows_how_long_an_epoch_takes_though_a_short_one_seemed_faster() -> None:
+    """Its steps, but not the pauses between them."""
+    machine = four()
+    machine.seconds |= {ALONE: 3.0}
+    machine.batches = lambda candidate: 1000  # type: ignore[attr-defined]
+    machine.probe = lambda candidate, **_: 0.5  # type: ignore[method-assign]
+    search = search_on(machine, ALONE, predict=False)
+    search.run()
+    assert search.epoch_seconds(ALONE) == pytest.approx(3.0)
 
 
 def test_the_first_whole_run_takes_the_usual_steps() -> None:
@@ -762,6 +830,6 @@ def test_a_run_that_is_ended_counts_as_far_as_it_got() -> None:
 
 def test_a_search_whose_first_runs_all_fail_ends() -> None:
     machine = four()
-    machine.run = lambda candidate, **_: Failed(why="no data")  # type: ignore[method-assign, assignment, misc]
+    machine.run = lambda candidate, **_: Failed(why="no data")  # type: ignore[method-assign]
     with pytest.raises(UsageError, match="every run failed: no data"):
         search_on(machine, ALONE, THREADS, SYNC, SERVER).run()

@@ -182,7 +182,7 @@ class Sixteen:
         self.ran.append((candidate, 0, took))
         return seconds if took < limit else None
 
-    def prepare(self, seconds: float) -> None:
+    def prepare(self, seconds: float, limit: float) -> None:
         self.now += self.measuring
 
     def epoch_seconds(self, candidate: Candidate) -> float | None:

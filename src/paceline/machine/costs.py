@@ -62,12 +62,14 @@ def measure_costs(
     seconds: float = SECONDS,
     alone: Costs | None = None,
     own: bool = True,
+    limit: float | None = None,
 ) -> Costs:
     """Measure the costs of the job's work, with each number of processes working at the same time.
 
     `ranks`: by default 1, 2, 4 … up to the cores. Threads are the job's, one per rank unless it says otherwise.
     `alone`: known costs of the work that a rank does on its own, with the same numbers of ranks.
     `own`: measure the strategy's own kinds of work too, and not just what a rank does with any strategy.
+    `limit`: seconds after which a measurement with one number of ranks is ended, and a RanksFailedError raised.
     """
     from paceline.launch import machine_cores
 
@@ -81,7 +83,7 @@ def measure_costs(
             answers[count] = {"alone": known, "more": {}, "bound": True}
         else:
             log.info("measuring %s on %d processes", _model_name(job), count)
-            answers[count] = _answer(job, count, seconds, known, own)
+            answers[count] = _answer(job, count, seconds, known, own, limit)
     costs = make_costs(job, answers, own=own)
     return costs if alone is None else replace(costs, spread=alone.spread, spreads=alone.spreads)
 
@@ -160,9 +162,16 @@ def _key_by_seconds(spreads: list[list[float]], gradient: list[list[float]]) -> 
 
 
 def costs_of(
-    job: Job, ranks: Sequence[int] | None = None, *, again: bool = False, seconds: float = SECONDS
+    job: Job,
+    ranks: Sequence[int] | None = None,
+    *,
+    again: bool = False,
+    seconds: float = SECONDS,
+    limit: float | None = None,
 ) -> Costs:
     """Return the costs of the job's work here: as measured before, or now. `again`: always measure now.
+
+    `seconds` and `limit`: as for `measure_costs`.
 
     Costs are cached in the user's cache folder, for the same model, data, batch, update, strategy and processor. The work
     that a rank does on its own is the same for all strategies and is measured only once.
@@ -178,7 +187,7 @@ def costs_of(
             for folder in cache_folders():
                 with suppress(UsageError):
                     return Costs.load(folder / name)
-        costs = measure_costs(job, ranks, seconds=seconds, alone=alone, own=family != ALONE)
+        costs = measure_costs(job, ranks, seconds=seconds, alone=alone, own=family != ALONE, limit=limit)
         _keep(costs, name)
         return costs
 
@@ -234,7 +243,9 @@ def _points(alone: Costs, ranks: int) -> dict[str, Any]:
     return {kind: [[amount, turns * taken] for amount, taken in table] for kind, table in every.items()}
 
 
-def _answer(job: Job, ranks: int, seconds: float, known: dict[str, Any] | None, own: bool) -> dict[str, Any]:
+def _answer(
+    job: Job, ranks: int, seconds: float, known: dict[str, Any] | None, own: bool, limit: float | None
+) -> dict[str, Any]:
     """Start ranks that measure the job, and return their measurements."""
     from paceline.launch import call
 
@@ -242,7 +253,13 @@ def _answer(job: Job, ranks: int, seconds: float, known: dict[str, Any] | None, 
     bare = replace(job, data=None)
     arguments = {"job": bare, "seconds": seconds, "threads": threads, "known": known, "own": own}
     found: dict[str, Any] = call(
-        measure, arguments, ranks=ranks, shared={"data": job.data}, threads=threads, one_node=True
+        measure,
+        arguments,
+        ranks=ranks,
+        shared={"data": job.data},
+        threads=threads,
+        one_node=True,
+        time_limit=limit,
     )
     return found
 

@@ -113,7 +113,7 @@ def _without_target(search: Search) -> Answer:
     """Return the answer of a search in which nothing reached the target."""
     nearest = search.nearest()
     if nearest is None:
-        chosen = search.space.candidates[min(1, len(search.space.candidates) - 1)]
+        chosen = search.favourite()
         failed = next((trial for trial in search.trials.values() if trial.failed), None)
         found = f"no run got to the end of an epoch ({search.over})"
         sure = f"how sure: not at all: the command below has not been tried; {_advise(search)}"

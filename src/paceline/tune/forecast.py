@@ -17,12 +17,11 @@ from statistics import median
 from paceline.config import Config
 from paceline.data import Dataset
 from paceline.errors import UsageError
-from paceline.launch import allocated_cores, limit_threads
+from paceline.launch import RanksFailedError, allocated_cores, limit_threads
 from paceline.machine import Costs, costs_of, load_network
 from paceline.models import Model
 from paceline.simulate.case import Workload
 from paceline.simulate.options import Options
-from paceline.simulate.training import costs_for
 from paceline.training.job import Job
 from paceline.tune.space import USUAL_BATCH, Candidate
 from paceline.vmpi import Network
@@ -32,6 +31,7 @@ from paceline.vmpi.errors import SimulationError
 log = logging.getLogger(__name__)
 # Seconds for each kind of loop that is measured, and batches of each worker that are simulated.
 MEASURE, TURNS = 0.4, 4
+EXPIRED = 124  # the exit status of ranks that were ended because their time was over
 
 
 @dataclass(kw_only=True)
@@ -47,6 +47,8 @@ class Forecast:
     usual: int = USUAL_BATCH
     options: Options | None = None
     clock: Callable[[], float] = time.monotonic
+    _limit: float | None = None
+    """Seconds that measuring may take."""
     _room: float = math.inf
     """Seconds that may still be spent on simulating."""
     _known: dict[tuple[str, int, int, int | None], float | None] = field(default_factory=dict)
@@ -57,9 +59,17 @@ class Forecast:
     _errors: list[float] = field(default_factory=list)
     """Measured over predicted seconds."""
 
-    def prepare(self, seconds: float = math.inf) -> None:
-        """Measure the costs of the work, unless the cache has them; all predictions together may take `seconds`."""
-        _ = self._costs
+    def prepare(self, seconds: float = math.inf, limit: float | None = None) -> None:
+        """Measure the costs of the work, unless the cache has them; all predictions together may take `seconds`.
+
+        A UsageError is raised if that takes longer than `limit`, or is not possible, as when MPI cannot start ranks.
+        """
+        self._limit = limit
+        try:
+            _ = self._costs
+        except RanksFailedError as failed:
+            why = f"it took more than {limit:.0f} s" if limit and failed.status == EXPIRED else str(failed)
+            raise UsageError(f"what the work costs could not be measured: {why}") from None
         self._room = seconds
 
     @cached_property
@@ -68,8 +78,9 @@ class Forecast:
         job = Job(config=config, data=self.data, runs=None)
         with limit_threads(1):
             if self.options is not None:
-                return costs_for(job, self.options)
-            return load_network(Options().network), costs_of(job, [allocated_cores()], seconds=MEASURE)
+                return load_network(self.options.network), costs_of(job, limit=self._limit)
+            costs = costs_of(job, [allocated_cores()], seconds=MEASURE, limit=self._limit)
+            return load_network(Options().network), costs
 
     def epoch_seconds(self, candidate: Candidate) -> float | None:
         """Return the predicted seconds of an epoch; None if they cannot be predicted, or not in time.

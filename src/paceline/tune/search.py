@@ -54,7 +54,8 @@ RUNG_SHARE = 0.35  # of what is left, for one rung while nothing has reached the
 OUTLOOK, PLATEAU = 1.5, 0.05
 SMALLEST = 1e-4  # the smallest error
 BEYOND = 1.5  # times the extrapolated epochs to the target, for a longer run
-FORECAST_SHARE = 0.12
+# Of the budget, for predictions; and of what is left, for measuring the costs of the work first.
+FORECAST_SHARE, MEASURE_SHARE = 0.12, 0.4
 PROBE_SHARE = 0.25  # of what is left
 PROBE, LEAST_DRAWS = 1.0, 16  # seconds and batches of a run that only measures speed
 ALONE_SHARE = (
@@ -155,8 +156,11 @@ class Bench(Protocol):
 class Speeds(Protocol):
     """Something that predicts the seconds of an epoch."""
 
-    def prepare(self, seconds: float) -> None:
-        """Do what is needed before the first prediction; all predictions together may take so many seconds."""
+    def prepare(self, seconds: float, limit: float) -> None:
+        """Do what is needed before the first prediction; all predictions together may take so many seconds.
+
+        A UsageError is raised if that is not possible, or not in `limit` seconds.
+        """
 
     def epoch_seconds(self, candidate: Candidate) -> float | None:
         """Return the predicted seconds of an epoch; None: unknown."""
@@ -218,6 +222,8 @@ class Search:
         self._measured: dict[tuple[object, ...], float] = {}
         self._brief: set[tuple[object, ...]] = set()
         """Of these, what has only been measured for a moment."""
+        self._probed: set[tuple[object, ...]] = set()
+        """Of these, what a probe has measured, without the pauses that other programs cause."""
         self._overheads: list[float] = []
         self._per_epoch: dict[tuple[object, ...], float] = {}
         """Seconds on the clock for an epoch, where they differ from those of training: in the simulator."""
@@ -299,7 +305,14 @@ class Search:
 
     def _prepare(self, speeds: Speeds) -> None:
         self.tell("measuring what the work costs on each core")
-        speeds.prepare(FORECAST_SHARE * self.budget)
+        left = self._count_seconds_left()
+        # Without costs nothing can be simulated, but real runs can do without predictions.
+        limit = MEASURE_SHARE * left if self.space.options is None else left - self._stop
+        try:
+            speeds.prepare(FORECAST_SHARE * self.budget, max(limit, SHORTEST))
+        except UsageError as error:
+            self.speeds = None
+            self.tell(f"{error}; the search goes on without predictions")
 
     def _explore(self) -> None:
         """Run rungs until the target is reached, then whatever could still be faster."""
@@ -365,17 +378,21 @@ class Search:
         if candidate.speed in self._measured or self.bench.find(candidate, epochs=1, seed=self.seed(0)):
             return
         expected = self._seconds(candidate)
-        draws = LEAST_DRAWS
+        steps = self._steps(candidate)
+        draws, whole = LEAST_DRAWS, LONGER * LEAST_DRAWS
         if expected is not None:
-            draws = max(draws, int(PROBE / expected * self._steps(candidate)))
-        if draws >= self._steps(candidate) or self._count_seconds_left() < self._expected_start():
-            return  # a whole epoch is as short
+            draws = whole = max(draws, int(PROBE / expected * steps))
+        if whole >= steps or self._count_seconds_left() < self._expected_start():
+            return  # a whole epoch is about as short, and shows what is learned, too
         began = self.clock()
         found = self.bench.probe(candidate, draws=draws, limit=self._count_seconds_left() - self._stop)
-        self._note_spent(candidate, self.clock() - began)
+        took = self.clock() - began
+        self._note_spent(candidate, took)
         if found is None:
             return
+        self._overheads.append(max(0.0, took - found * draws / steps))
         self._note_speed(candidate, found)
+        self._probed.add(candidate.speed)
 
     def _rung(self, alive: Sequence[Candidate], allowance: float, until: float) -> None:
         """Let each of these train for `allowance` seconds, the most promising first; leave out what cannot win.
@@ -718,6 +735,11 @@ class Search:
         }
         known = {one: value for one, value in values.items() if value is not None}
         return min(known, key=lambda one: metric.key(known[one]), default=None)
+
+    def favourite(self) -> Candidate:
+        """Return the candidate to bet on if no run has shown anything: by default, one process with all threads."""
+        first, *others = self.space.candidates
+        return min([*others[:1], first, *others[1:]], key=self._expected_seconds)
 
     def epochs_needed(self, candidate: Candidate) -> int:
         """Return the epochs after which every run of the candidate had reached the target, or the longest run's."""
@@ -1088,9 +1110,14 @@ class Search:
             self._learned[candidate.steps] = (needs or run.epochs + 1, needs is not None, candidate)
 
     def _note_speed(self, candidate: Candidate, seconds: float) -> None:
-        before = self._measured.get(candidate.speed)
-        self._measured[candidate.speed] = seconds if before is None else min(before, seconds)
-        if candidate.equals_serial and seconds < self._fastest.get(candidate.pace, (math.inf, candidate))[0]:
+        if (
+            before := self._measured.get(candidate.speed)
+        ) is not None and candidate.speed not in self._probed:
+            seconds = min(before, seconds)
+        self._probed.discard(candidate.speed)
+        self._measured[candidate.speed] = seconds
+        fastest, other = self._fastest.get(candidate.pace, (math.inf, candidate))
+        if candidate.equals_serial and (seconds < fastest or other.speed == candidate.speed):
             self._fastest[candidate.pace] = seconds, candidate
         if self.speeds is not None:
             self.speeds.learn(candidate, seconds)
