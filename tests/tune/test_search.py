@@ -16,7 +16,7 @@ from paceline.config import Config, Program
 from paceline.errors import UsageError
 from paceline.tune.answer import conclude, list_left_out, results
 from paceline.tune.search import LONGER, Failed, Observed, Point, Search
-from paceline.tune.space import Candidate, Space
+from paceline.tune.space import Candidate, Choices, Space, make_space
 
 START = 1.0  # seconds of a run besides training
 GOAL = Goal.parse("90%")
@@ -232,6 +232,32 @@ def test_other_learning_rates_of_what_nearly_reached_the_target_are_tried() -> N
     search.space = replace(search.space, fixed_rates=False)
     search.run()
     assert conclude(search).chosen == better
+
+
+def test_rates_far_above_the_usual_ones_are_found_with_small_batches_too() -> None:
+    """Epochs fall with the rate for each sample, up to a rate that is stable, as for a small table of numbers."""
+    space = make_space(
+        Config(data="digits"), cores=2, samples=1600, rate=0.1, choices=Choices(strategies=("serial",))
+    )
+
+    class Needs(dict):  # type: ignore[type-arg]
+        def __missing__(self, one: Candidate) -> float:
+            assert one.lr is not None
+            assert one.batch is not None
+            if one.optimizer:
+                return 30.0
+            return (1 if one.equals_serial else 2) * 0.1 * one.batch / one.lr if one.lr <= 0.2 else math.inf
+
+    class Seconds(dict):  # type: ignore[type-arg]
+        def __missing__(self, one: Candidate) -> float:
+            assert one.batch is not None
+            return 1600 / one.batch * (1e-3 + 1e-5 * one.batch) * (1.0 if one.serial else 2.0)
+
+    machine = Machine(Seconds(), Needs())
+    search = Search(space=space, goal=GOAL, bench=machine, budget=120.0, clock=machine.clock, speeds=None)
+    search.run()
+    chosen = conclude(search).chosen
+    assert (chosen.batch, chosen.lr) == (16, 0.2)
 
 
 def test_the_only_one_that_reached_the_target_is_not_certain_while_others_are_untried() -> None:
@@ -793,6 +819,16 @@ def test_a_whole_run_shows_how_long_an_epoch_takes_though_a_short_one_seemed_fas
     search = search_on(machine, ALONE, predict=False)
     search.run()
     assert search.epoch_seconds(ALONE) == pytest.approx(3.0)
+
+
+def test_without_predictions_other_candidates_train_for_as_long_as_one_process() -> None:
+    """One epoch of a few milliseconds would show nothing."""
+    machine = four(ALONE=500.0, THREADS=500.0, SYNC=500.0)
+    machine.seconds = {ALONE: 0.02, THREADS: 0.02, SYNC: 0.02}
+    search = search_on(machine, ALONE, THREADS, SYNC, budget=30.0, predict=False)
+    search.run()
+    first = {one: epochs for one, epochs, _ in reversed(machine.ran)}
+    assert first[SYNC] >= 10
 
 
 def test_the_first_whole_run_takes_the_usual_steps() -> None:

@@ -67,7 +67,7 @@ FAR = 3.0  # times what the best is expected to take: not worth measuring
 LOST, LOST_OTHER = 1.3, 2.0
 # The standard deviation of the logarithm of seconds or epochs: measured, or known from the same steps; predicted; of
 # another batch or learning rate; of steps that are not those of serial training.
-DOUBT_MEASURED, DOUBT_PREDICTED, DOUBT_EPOCHS, DOUBT_OTHER_STEPS = 0.1, 0.35, 0.35, 0.7
+DOUBT_MEASURED, DOUBT_PREDICTED, DOUBT_EPOCHS, DOUBT_OTHER_STEPS = 0.1, 0.35, 0.5, 0.7
 CRITICAL_BATCH = 512  # with a batch of this size, twice the samples are needed that the smallest batches need
 OTHER_STEPS = (
     2.0  # times the epochs, besides the root of the workers, if steps are not those of serial training
@@ -75,6 +75,7 @@ OTHER_STEPS = (
 SURE_MEASURED, SURE_PREDICTED = 0.9, 0.5  # how much faster than measured or predicted a candidate may be
 # The same if it has trained for less than BRIEF seconds, in which libraries and threads start; and the doubt, as above.
 BRIEF, SURE_BRIEF, DOUBT_BRIEF = 0.02, 0.1, 1.0
+NEAR = 5.0  # times the seconds of the fastest: other learning rates are worth trying
 CLOSE = 1.3  # candidates whose times differ by less are worth repeating
 MOST_RUNS = 6  # of one candidate
 MOST_FINALISTS = 3
@@ -591,8 +592,9 @@ class Search:
     def _improve(self) -> None:
         """Run what promises most, again and again, while there is time for searching.
 
-        Twice and half the learning rate of what is about as fast as the fastest, or would be if it had learned a little
-        more, are among the candidates.
+        Twice and half the learning rate of what is not far slower than the fastest, or would not be if it had learned a
+        little more, are among the candidates, and the same rate with the next smaller batch: below the largest rate with
+        which training is stable, twice the steps or twice the rate need about half the epochs.
         """
         taken: list[Candidate] = []
         going_on = True
@@ -602,7 +604,8 @@ class Search:
             near = [
                 one
                 for one in self._tried
-                if min(self._outlook(one), self._mean(one)) <= CLOSE * fastest
+                if not one.optimizer  # it chooses the size of its steps itself
+                and min(self._outlook(one), self._mean(one)) <= NEAR * fastest
                 and (
                     one not in self.times() or self.epochs_needed(one) > 1
                 )  # no rate needs less than one epoch
@@ -864,19 +867,21 @@ class Search:
     def _expected_epochs(self, candidate: Candidate) -> float:
         """Return the epochs to the target that one would bet on.
 
-        Small batches need the same samples, batches far above the critical one the same steps. Steps that are not those
-        of serial training are expected to teach less, the more workers there are and the higher the learning rate is.
+        Small batches need the same samples, batches far above the critical one the same steps. With twice the learning
+        rate of one that reached the target, for each sample, half the epochs are needed, unless it is too high: the bet is
+        on the root of that. Steps that are not those of serial training are expected to teach less, the more workers there
+        are and the higher the learning rate is.
         """
         least, _ = self._least_epochs(candidate)
         usual = self.space.candidates[0].batch or 1
         batch = candidate.batch or usual
-        needs, _, other = self._learned.get(candidate.steps) or min(
+        needs, reached, other = self._learned.get(candidate.steps) or min(
             self._learned.values(),
             key=lambda each: (
                 each[2].optimizer != candidate.optimizer,
                 not each[1],
                 abs(math.log((each[2].batch or usual) / batch)),
-                each[0],
+                abs(math.log((each[2].lr or 1.0) / (candidate.lr or 1.0))),
             ),
             default=(1, False, self.space.candidates[0]),
         )
@@ -885,6 +890,8 @@ class Search:
         if not self._takes_known_steps(candidate):
             found *= OTHER_STEPS * math.sqrt(candidate.workers)
             found *= math.sqrt(max(1.0, (candidate.lr or 0.0) / self.space.rate))
+        elif reached and candidate.lr and other.lr and not candidate.optimizer:
+            found *= math.sqrt(min(1.0, other.lr / (other.batch or usual) * batch / candidate.lr))
         return max(least, found)
 
     def _cannot_win(self, candidate: Candidate) -> str:
@@ -920,7 +927,8 @@ class Search:
         """Return the epochs that a candidate may train in a rung: no longer than the fastest so far."""
         if not self.space.grows:
             return self.most_epochs
-        seconds, best = self._seconds(candidate), self.best()
+        best = self.best()  # without predictions, an epoch is taken to be as long as the longest so far
+        seconds = self._seconds(candidate) or max(self._measured.values(), default=None)
         if best is not None:
             allowance = min(allowance, 1.2 * self.times()[best].mean)
         epochs = 1 if best is None else 2 * self.epochs_needed(best)

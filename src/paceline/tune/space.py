@@ -173,13 +173,25 @@ class Space:
         )  # fmt: skip
 
     def neighbours(self, candidate: Candidate) -> list[Candidate]:
-        """Return the same candidate with twice and with half the learning rate, not too far from the usual ones."""
-        if self.fixed_rates or candidate.lr is None:
+        """Return the same candidate with twice and with half the learning rate, and with the next smaller batch.
+
+        Rates that are too far from the usual ones are left out.
+        """
+        if self.fixed_rates or candidate.lr is None or candidate.batch is None:
             return []
-        usual = [one.lr for one in self.candidates if one.speed == candidate.speed and one.lr is not None]
-        low, high = (min(usual) / FARTHEST, max(usual) * FARTHEST) if usual else (0.0, math.inf)
-        rates = [rounded(candidate.lr * factor) for factor in (2.0, 0.5)]
-        return [replace(candidate, lr=rate) for rate in rates if low <= rate <= high]
+        usual: dict[int, list[float]] = {}
+        for one in self.candidates:
+            if one.layout == candidate.layout and one.batch is not None and one.lr is not None:
+                usual.setdefault(one.batch, []).append(one.lr)
+        wanted = [(candidate.batch, rounded(candidate.lr * factor)) for factor in (2.0, 0.5)]
+        if smaller := [batch for batch in usual if batch < candidate.batch]:
+            wanted.append((max(smaller), candidate.lr))
+        found = []
+        for batch, rate in wanted:
+            known = usual.get(batch, [rate])
+            if min(known) / FARTHEST <= rate <= max(known) * FARTHEST:
+                found.append(replace(candidate, batch=batch, lr=rate))
+        return found
 
 
 @cache
