@@ -599,6 +599,30 @@ def test_a_run_that_the_budget_ends_has_not_failed() -> None:
     ]
 
 
+def test_where_a_program_hangs_with_all_threads_one_thread_comes_before_other_batches() -> None:
+    machine = four()
+    candidates = tuple(one_thread(threads=threads, batch=batch) for threads in (8, 1) for batch in (16, 64))
+    machine.seconds |= dict.fromkeys(candidates, 5.0)
+    machine.needs |= dict.fromkeys(candidates, 1.0)
+    run, order = machine.run, list[Candidate]()
+
+    def hang(candidate: Candidate, **settings: Any) -> Observed | Failed:
+        order.append(candidate)
+        if candidate.threads == 8:
+            machine.now += 30.0
+            return Failed(why="it seems to hang", stuck=True)
+        return run(candidate, **settings)
+
+    machine.run = hang  # type: ignore[method-assign]
+    search = Search(
+        space=replace(space_of(*candidates), program=Program(file="own.py", arguments=())), goal=GOAL,
+        bench=machine, budget=50.0, clock=machine.clock, most_epochs=1,
+    )  # fmt: skip
+    search.run()
+    assert [one.threads for one in order[:2]] == [8, 1]
+    assert conclude(search).chosen.threads == 1
+
+
 def test_a_third_of_the_budget_is_for_repetitions_of_a_program() -> None:
     counts = (8, 7, 6, 5, 4, 3, 2, 1)
     candidates = tuple(one_thread(threads=threads, batch=None, lr=None) for threads in counts)

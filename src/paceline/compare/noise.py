@@ -34,6 +34,8 @@ STUDENT = (
     2.110, 2.101, 2.093, 2.086,
 )  # fmt: skip
 NORMAL = 1.96
+# An interval whose ends differ by more than this factor is not shown.
+WIDE = 100.0
 WITHIN = "the difference is within the noise"
 T = TypeVar("T")
 
@@ -122,10 +124,18 @@ class Timing:
         return math.exp(ratio - half), math.exp(ratio + half)
 
     def __str__(self) -> str:
+        """Return the mean, with its interval or, if two runs differ so much that it says nothing, with their times.
+
+        >>> str(Timing(seconds=(0.008, 0.017)))
+        '0.0125 s (0.00800 to 0.0170 s in 2 runs)'
+        """
         found = f"{spell_seconds(self.mean)} s"
         if self.interval is not None:
-            low, high = map(spell_seconds, self.interval)
-            found += f" ({low} to {high} s with 95 % confidence, {count(len(self.seconds), 'run')})"
+            low, high = self.interval
+            runs, how = count(len(self.seconds), "run"), " with 95 % confidence, "
+            if high > WIDE * low:
+                low, high, how = min(self.seconds), max(self.seconds), " in "
+            found += f" ({spell_seconds(low)} to {spell_seconds(high)} s{how}{runs})"
         return found
 
 

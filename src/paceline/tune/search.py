@@ -474,12 +474,16 @@ class Search:
         steps that are known to reach the target, faster than they have been taken, comes first. What takes other
         steps than serial training comes after the first one on ranks that takes the same, and after all threads with
         every batch, where these may be worth it. Last comes what would take known steps more slowly.
-        Runs of programs are whole, so those come first that use all cores and take the steps of serial training.
+        Runs of programs are whole, so those come first that use all cores and take the steps of serial training. What has
+        failed with the same ranks and threads is likely to fail again.
         """
         if self.space.program is not None:
+            failed = {one.layout for one, trial in self.trials.items() if trial.failed}
+            failed -= {one.layout for one in self._tried}
             return sorted(
                 waiting,
                 key=lambda one: (
+                    one.layout in failed,
                     not one.equals_serial,
                     -one.ranks * one.threads,
                     one.ranks > 1 and one.threads > 1,
