@@ -17,6 +17,7 @@ from paceline.strategies.parameter_server.rules import Array, Arrival, Rule, Sta
 class Staleness(Rule):
     """Divide the learning rate by the staleness.
 
+    >>> import numpy as np
     >>> x, g, rule = np.ones(3), np.ones(3), Staleness()
     >>> arrival = Arrival(worker=0, tau=4, drift=np.zeros(3), gap=0.0, scale=1.0, eta=0.1)
     >>> rule.correct(g, x, arrival, rule.start(x, workers=5))
