@@ -198,6 +198,11 @@ def test_momenta_are_shared_out_among_other_workers() -> None:
     np.testing.assert_array_equal(shared["v"].sum(axis=0), state["sum"])
 
 
+def test_all_numbers_of_a_piece_are_restored_with_the_factor_of_an_incomplete_round() -> None:
+    piece = PieceState(0, 2, arrivals=7, version=5, halved=0.5, count=3, factor=0.25, good=True, skip=[6])
+    assert PieceState.of(vars(piece)) == piece
+
+
 def test_rounds_that_were_not_equally_far_are_lost_when_pieces_are_cut_anew() -> None:
     one = PieceState(0, 2, count=3, arrays={"total": np.ones(2)})
     two = PieceState(2, 4, count=3, arrays={"total": np.ones(2)})

@@ -121,8 +121,8 @@ class PieceState:
         """Return a state that was saved, with values of the right types."""
         whole = {name: int(saved[name]) for name in ("start", "stop", "arrivals", "version", "count")}
         return cls(
-            **whole, halved=float(saved["halved"]), good=bool(saved["good"]), skip=list(map(int, saved["skip"])),
-            arrays={name: values[...] for name, values in saved["arrays"].items()},
+            **whole, halved=float(saved["halved"]), factor=float(saved["factor"]), good=bool(saved["good"]),
+            skip=list(map(int, saved["skip"])), arrays={name: values[...] for name, values in saved["arrays"].items()},
         )  # fmt: skip
 
     def numbers(self) -> dict[str, Any]:
