@@ -192,14 +192,14 @@ def test_marks() -> None:
 
     assert train(first, 35) == [10, 20, 30]
     assert train(second, 41) == [10, 20, 30, 40]
-    assert marks.good(from_start=False) == 2  # the last but one of the first piece
+    assert marks.choose(from_start=False) == 2  # the last but one of the first piece
     marks.restore(2)
     assert (first.x[0], second.x[0]) == (20, 20)
     marks.restore(3)  # of what was given up nothing is left
     assert (first.x[0], second.x[0]) == (20, 20)
     assert train(first, 90) == [40, 50, 60, 70, 80, 90]
     assert all(len(kept) <= KEPT for kept in marks._marks)
-    assert marks.good(from_start=True) == 0
+    assert marks.choose(from_start=True) == 0
     marks.restore(0)
     assert (first.x[0], second.x[0]) == (0, 0)
 
@@ -218,7 +218,7 @@ def test_marks_after_ranks_have_died_between_the_gradients_of_two_pieces() -> No
     again = [PieceState(0, 2), PieceState(0, 2)]
     marks.add_to(again)
     assert [one.arrays["good"].tolist() for one in again] == [[5, 5], [5, 5]]
-    for order in (marks.good(from_start=False), 7, 8):  # another master may name either number
+    for order in (marks.choose(from_start=False), 7, 8):  # another master may name either number
         for piece in pieces:
             piece.x[:] = -1
         marks.restore(order)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from paceline import fit
-from paceline.worker.divergence import Guard, alike
+from paceline.worker.divergence import Guard, all_equal
 from tests.diagnosis.made import costs
 
 SATURATED = dict(lr=100.0, epochs=4, batch=64, runs=None, quiet=True)
@@ -62,6 +62,6 @@ def test_low_losses_may_stand_still() -> None:
 
 
 def test_a_few_batches_say_nothing() -> None:
-    assert not alike(0, 0.0, 0.0)
-    assert not alike(7, 3.5, 1.75)
-    assert not alike(8, math.nan, math.nan)
+    assert not all_equal(0, 0.0, 0.0)
+    assert not all_equal(7, 3.5, 1.75)
+    assert not all_equal(8, math.nan, math.nan)

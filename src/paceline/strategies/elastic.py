@@ -64,7 +64,7 @@ class Elastic(OnOwnData):
     def train(self, me: Worker) -> None:
         me.broadcast()
         x, p, turns = me.model.x, me.size, (me.last_epoch + 1) * me.shares.own_turns
-        c, mean = me.kept("centre", c=x.copy()).c, me.mean(self.allreduce)  # x_1 = … = x_p = c
+        c, mean = me.keep("centre", c=x.copy()).c, me.mean(self.allreduce)  # x_1 = … = x_p = c
         alpha = BETA / p if self.moving_rate is None else self.moving_rate
         for epoch in me.epochs():
             for batch in me.own_batches(epoch):

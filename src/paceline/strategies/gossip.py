@@ -85,7 +85,7 @@ class Gossip(Strategy):
             own[:] = x
             comm = me.comm.Dup()  # only for these messages
             mail = Mail(me.vector, comm, slots=SLOTS)
-        now = me.kept(
+        now = me.keep(
             "gossip",
             own=own,
             w=1 / me.size,
@@ -132,15 +132,15 @@ class Gossip(Strategy):
             x *= now.w
             me.allreduce(x)  # x <- sum of w_i x_i
             averaging = False
-            self._note(me, own, now.w)
+            self._record_disagreement(me, own, now.w)
             if me.validate(epoch):  # restored: all ranks restart from there
                 own[:] = x
                 now.w = 1 / me.size
         with me.evaluation():
-            self._tell(me, mail, now.not_sent)
+            self._report(me, mail, now.not_sent)
         comm.Free()
 
-    def _note(self, me: Worker, own: Array, w: float) -> None:
+    def _record_disagreement(self, me: Worker, own: Array, w: float) -> None:
         """Record how far apart the ranks' models are at the end of an epoch, and their weights."""
         with me.evaluation():
             apart = w * float(np.square(own - me.model.x, dtype=np.float64).sum())
@@ -155,7 +155,7 @@ class Gossip(Strategy):
                     values.append(value)
                     del values[: -max(1, NOTED // me.size)]
 
-    def _tell(self, me: Worker, mail: Mail, not_sent: Array) -> None:
+    def _report(self, me: Worker, mail: Mail, not_sent: Array) -> None:
         mine = np.array([mail.sent.total(), mail.received, *not_sent])
         sent, received, light, busy = map(int, me.control.total(mine))
         me.findings["messages"] = {

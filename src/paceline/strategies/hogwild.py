@@ -105,9 +105,9 @@ class Hogwild(Strategy):
                     shared.put(me.model.x)  # back to the last good parameters
                 shared.meet()  # no rank writes x before all have read it
             with me.evaluation():
-                self._tell(me, shared)
+                self._report(me, shared)
 
-    def _tell(self, me: Worker, shared: SharedX) -> None:
+    def _report(self, me: Worker, shared: SharedX) -> None:
         shared.taus.observe_rest()
         ages, logs = shared.ages, me.gather_table("staleness")
         for theirs in me.control.gather(ages.counts)[1:]:

@@ -127,7 +127,7 @@ class Round:
         self._x = self._own if self._plain else self._own.copy()
         self._v = {} if self._plain else start_update(self._outer, self._x)
         outer = {} if self._plain else {"x": self._x, "v": self._v}
-        self.now = me.kept("round", steps=0, moved=False, **outer)
+        self.now = me.keep("round", steps=0, moved=False, **outer)
         """`steps`: taken, including turns without a batch; `moved`: this rank had a batch, and counts in the average."""
 
     def begin(self) -> None:

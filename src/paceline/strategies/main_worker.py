@@ -70,7 +70,7 @@ class MainWorker(Strategy):
                 loss += float(message[-1])
             for worker in range(1, me.size):
                 me.comm.Send(x, dest=worker)
-            me.tell(step, loss)
+            me.show_progress(step, loss)
 
     def _work(self, me: Worker, epoch: int) -> None:
         x = me.model.x

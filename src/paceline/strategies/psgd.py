@@ -60,7 +60,7 @@ class Psgd(OnOwnData):
     def train(self, me: Worker) -> None:
         me.broadcast()  # x_1 = … = x_p
         x, average = me.model.x, me.mean(self.allreduce)
-        now = me.kept("part", before=math.inf, moved=False)
+        now = me.keep("part", before=math.inf, moved=False)
         epoch, loss, converged = -1, math.nan, False
         for epoch in me.epochs():
             for batch in me.own_batches(epoch):
@@ -74,7 +74,7 @@ class Psgd(OnOwnData):
             converged = settled and not back and me.diverged is None
             if converged or me.diverged is not None or epoch == me.last_epoch:
                 break
-            me.ended(epoch)
+            me.end_epoch(epoch)
             now.before = math.inf if back else loss
         if epoch < 0:
             return

@@ -70,7 +70,7 @@ class Serial(Strategy):
 
     def train(self, me: Worker) -> None:
         if self.rule:
-            rate = me.kept("rule", rate=me.rate).rate  # which divergence may halve
+            rate = me.keep("rule", rate=me.rate).rate  # which divergence may halve
             me.update = self.own_update(me.update, rate)
         for epoch in me.epochs():
             for batch in me.batches(epoch):

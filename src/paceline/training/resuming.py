@@ -76,7 +76,7 @@ def protect(me: Worker, job: Job, place: RankEnvironment, strategy: Any, folder:
         saver = Saver(
             folder, me.rank, keep=job.safety.checkpoints, first=first, background=not place.simulated
         )
-    me.keep_with(
+    me.start_saving(
         saves, job.safety.interval, saver,
         replicas=saves != "alone" and not getattr(strategy, "averages", False),
         whole_updates=getattr(strategy, "equals_serial", False),

@@ -20,10 +20,10 @@ STILL, LOW = 1e-4, 0.25
 ENOUGH = 8
 
 
-def alike(batches: float, total: float, squares: float) -> bool:
+def all_equal(batches: float, total: float, squares: float) -> bool:
     """Return True if enough batches had the same loss, given their number, sum and sum of squares.
 
-    >>> alike(23, 23 * 0.5, 23 * 0.25), alike(2, 1.0, 0.5), alike(8, 8 * 0.5, 8 * 0.26)
+    >>> all_equal(23, 23 * 0.5, 23 * 0.25), all_equal(2, 1.0, 0.5), all_equal(8, 8 * 0.5, 8 * 0.26)
     (True, False, False)
     """
     return batches >= ENOUGH and squares / batches - (total / batches) ** 2 < (STILL * total / batches) ** 2

@@ -46,7 +46,7 @@ from paceline.worker.checkpoints import (
     state_of_worker,
     understand_state,
 )
-from paceline.worker.divergence import Recovery, alike
+from paceline.worker.divergence import Recovery, all_equal
 from paceline.worker.evaluation import Metrics, Score, agree_on_buffers, ratio, score_together
 from paceline.worker.shared import SharedX, Staleness
 
@@ -182,16 +182,16 @@ class Steps:
     def batches(self, epoch: int, *, rank: int | None = None, ranks: int | None = None) -> Iterator[Batch]:
         """Iterate over this rank's piece of each global batch: by default piece `rank` of `size`."""
         mine = (self.rank if rank is None else rank, self.size if ranks is None else ranks)
-        return self.logged(self._announce(self.shares.pieces(epoch, *mine, start=self._begin(epoch))))
+        return self.log_steps(self._announce(self.shares.pieces(epoch, *mine, start=self._begin(epoch))))
 
     def turns(self, epoch: int) -> Iterator[Batch]:
         """Iterate over this rank's whole batches; all ranks have the same number of turns, and the last may be empty."""
-        return self.logged(self._announce(self.shares.deal(epoch, self._begin(epoch))))
+        return self.log_steps(self._announce(self.shares.deal(epoch, self._begin(epoch))))
 
     def own_batches(self, epoch: int) -> Iterator[Batch]:
         """Iterate over whole batches of this rank's own data; all ranks have the same number, and the last may be empty."""
         start = self._begin(epoch)
-        return self.logged(
+        return self.log_steps(
             self._announce(self.shares.own(epoch, start)), each=self.steps_per_epoch / self.shares.own_turns
         )
 
@@ -228,7 +228,7 @@ class Steps:
         if self.keeper is not None:
             self.keeper.end_batch()
 
-    def logged(self, batches: Iterable[Batch], *, each: float = 1) -> Iterator[Batch]:
+    def log_steps(self, batches: Iterable[Batch], *, each: float = 1) -> Iterator[Batch]:
         """Iterate over batches, logging each step when the next one is requested.
 
         `each`: the batches of all ranks per batch of this rank.
@@ -257,12 +257,12 @@ class Steps:
             if batch.count:
                 mean = self._loss / batch.count
                 means[:] = means[0] + 1, means[1] + mean, means[2] + mean * mean
-                self.tell(self._step, mean)
+                self.show_progress(self._step, mean)
             self._end_batch()
         watch.lap("update")  # logging the last step is no computing: all of that is in steps
         watch.switch("update")
 
-    def tell(self, step: int, loss: float) -> None:
+    def show_progress(self, step: int, loss: float) -> None:
         """Show the run's progress: the batch that was completed, and its mean loss."""
         self.beats += 1
         if self._on_step is not None:
@@ -621,7 +621,7 @@ class Worker(Steps):
 
     # ---- checkpoints
 
-    def kept(self, name: str, **values: Any) -> Kept:
+    def keep(self, name: str, **values: Any) -> Kept:
         """Return a namespace of values that belong to this rank's state, as they were saved if the run is resumed.
 
         Values are arrays, numbers, texts, random generators, and dicts of these. Arrays and generators are restored in
@@ -647,7 +647,7 @@ class Worker(Steps):
         """The number of ranks of the run that is resumed; 0 if none is."""
         return 0 if self._resumption is None else self._resumption.ranks
 
-    def keep_with(
+    def start_saving(
         self,
         saves: Saves | None,
         interval: Interval,
@@ -661,7 +661,7 @@ class Worker(Steps):
         self.keeper = Keeper(self, saves, interval, saver)
 
     def resume(self, resumption: Resumption, kind: str) -> None:
-        """Go on from a saved state; call this after `keep_with`, before training."""
+        """Go on from a saved state; call this after `start_saving`, before training."""
         self._resumption, self._restored = resumption, True
         with understand_state():
             self._resume_at = self.position = restore_worker(self, resumption, kind)
@@ -832,11 +832,11 @@ class Worker(Steps):
         whole = not divisible or (self.survives and bool(self.update.start(np.zeros(1))))
         in_order = self.shares.batches.pieces is not None
         samples = self.shares.batches.batch
-        size, chosen = round(bucket * 1e6), self.kept(BUCKET, nbytes=0) if overlap and not bucket else None
+        size, chosen = round(bucket * 1e6), self.keep(BUCKET, nbytes=0) if overlap and not bucket else None
         if chosen is not None:  # a run that is resumed goes on with the same order of additions
             size = int(chosen.nbytes)
         sending = Sending(
-            overlap=overlap, bucket=size, compress=compress, samples=samples, keep=self.kept,
+            overlap=overlap, bucket=size, compress=compress, samples=samples, keep=self.keep,
             clock=self.watch.clock, trials=1 if self._meter is not None else 5,
         )  # fmt: skip
         tries = overlap and not size  # how long messages take
@@ -963,17 +963,17 @@ class Worker(Steps):
         *sums, moved = self.control.total(np.array(mine))
         found = self._score(self.data.validation)
         loss = ratio(sums[0], sums[1]) or 0.0
-        self.ended(epoch, loss, found)
+        self.end_epoch(epoch, loss, found)
         if getattr(self.model, "judge", None) is not None:
             leaving = np.array([float(self.model.wants_stop)])  # type: ignore[attr-defined]
             if self.control.total(leaving)[0]:
                 self.end_after(epoch)
-        back = guarded and self.guard(epoch, loss, same=not moved and alike(*sums[2:]))
+        back = guarded and self.guard(epoch, loss, same=not moved and all_equal(*sums[2:]))
         if back:
             self.control.wait()  # if ranks share one x, all restore it before any continues
         return back
 
-    def ended(
+    def end_epoch(
         self,
         epoch: int,
         loss: float | None = None,
@@ -1053,7 +1053,7 @@ class Worker(Steps):
 
     def stands_still(self) -> bool:
         """Return True if all batches of this rank in the epoch had the same loss and its parameters did not change."""
-        return not self._has_moved() and alike(*self.epoch_losses)
+        return not self._has_moved() and all_equal(*self.epoch_losses)
 
     def _has_moved(self) -> bool:
         """Return True if the parameters have changed since the last call, or are not known."""

@@ -228,7 +228,7 @@ class ParameterServer(Strategy):
             discipline = partial(make_discipline, workers, self.bound, min(self.backup, workers - 1))
             master = Master(me, pieces, masters, rule, discipline, chief, log)
             if saved is not None:
-                saved.give(master)
+                saved.restore(master)
             me.before_saving(lambda: keep(me, master))
         memory = Memory() if saved is None else Memory(saved.dealt, saved.first_loss)
         me.when_ranks_die(Survival(me, pieces, memory, master))
@@ -277,7 +277,7 @@ def is_plain_sgd(update: Update) -> bool:
 def keep(me: Worker, master: Master | None) -> None:
     """Make a master's state, or that of a worker that has no batch, part of the state of its rank."""
     if me.keeper is not None:
-        vars(me.kept(NAME)).update({"last": (-1, 0, 0)} if master is None else master.state())
+        vars(me.keep(NAME)).update({"last": (-1, 0, 0)} if master is None else master.state())
 
 
 def work(
@@ -298,7 +298,7 @@ def work(
     header = np.zeros(BUFFERS + flat_buffers(me.model).size)
     header[[LAST_STEP, LAST_LOSS, LAST_COUNT]] = last or (-1, 0, 0)
     me.before_saving(
-        lambda: vars(me.kept(NAME)).update(last=header[[LAST_STEP, LAST_LOSS, LAST_COUNT]].tolist())
+        lambda: vars(me.keep(NAME)).update(last=header[[LAST_STEP, LAST_LOSS, LAST_COUNT]].tolist())
     )
 
     def prepare(now: int, count: int) -> None:
@@ -337,7 +337,7 @@ def work(
     if first is None:
         expect_values()
         receive_values()
-    for batch in me.logged(own_batches()):
+    for batch in me.log_steps(own_batches()):
         begin(batch.step, batch.count)
         gradient.begin()
         loss = me.gradient(batch, gradient.ready)  # g <- gradient at x_then, sent layer by layer

@@ -48,8 +48,8 @@ STEP, COUNT, FACTOR, LAST_STEP, LAST_LOSS, LAST_COUNT, BUFFERS = range(7)
 NONE, SAVE = -1, -2
 # Orders from master 0 to the other masters; the last one plus a signal: save a checkpoint, and stop because of it.
 RESTORE, END, CUT = range(3)
-# Events that are read at once in a replay.
-MANY = 4096
+# The number of events that a replay reads at once.
+ROWS_AT_ONCE = 4096
 Key = tuple[str, int, int]
 """The kind of message, the piece and the worker."""
 
@@ -79,7 +79,7 @@ class Inbox:
         return key in self._under_way
 
     def take(self, what: str, number: int = 0, worker: int = 0) -> Key:
-        """Wait for one of them."""
+        """Wait for this message."""
         key = (what, number, worker)
         self._under_way.pop(key).Wait()
         return key
@@ -229,7 +229,7 @@ class Master:
         while self._working or not self._ended or self._cutting:
             idle = self.chief is not None and self.chief.may_work
             arrived = self._inbox.collect(wait=not idle)
-            if self.chief is not None and idle and (not arrived or self.chief.pressed):
+            if self.chief is not None and idle and (not arrived or self.chief.overloaded):
                 self.chief.work()
             yield from arrived
 
@@ -238,7 +238,7 @@ class Master:
         for key in self._recorded_order():
             if self.chief is not None:  # their order does not matter, but their memory must be released
                 yield from self._inbox.collect_kind("snapshot")
-                while self.chief.pressed:
+                while self.chief.overloaded:
                     self.chief.work()
             if self._inbox.expects(*key):
                 yield self._inbox.take(*key)
@@ -249,7 +249,7 @@ class Master:
         """Iterate over the messages that this master handled in the run that is replayed."""
         rows = self.me.replay.updates
         mine = np.flatnonzero(rows["master"] == self.me.rank)
-        parts = (mine[start : start + MANY] for start in range(0, len(mine), MANY))
+        parts = (mine[start : start + ROWS_AT_ONCE] for start in range(0, len(mine), ROWS_AT_ONCE))
         every = (zip(*(rows[name][part].tolist() for name in EVENTS[:3]), strict=True) for part in parts)
         for event, number, worker in itertools.chain.from_iterable(every):
             if event in (APPLIED, DROPPED):
@@ -300,13 +300,13 @@ class Master:
         owned.arrivals += 1
         if owned.seen is not None:
             owned.seen[step] = True
-        self._given_up[worker] |= owned.outdated(worker)
+        self._given_up[worker] |= owned.is_outdated(worker)
         answered = self._discipline[number].take_gradient(owned, worker)
         self._expect("gradient", number, worker)
         self._answer(owned, answered)
         epoch, rest = divmod(owned.arrivals, self.me.steps_per_epoch)
         if rest == 0 and epoch > self.snapshots[number]:  # not more than once, even if masters died
-            self._tell_chief(owned, epoch - 1)
+            self._send_snapshot(owned, epoch - 1)
         if self._marks is not None:
             self._marks.count(owned)
         if self.me.keeper is not None and self.me.replay is None:
@@ -487,7 +487,7 @@ class Master:
         self.chief.guard(loss / count, self._describe_staleness)
         if self.chief.go_back is not None:
             assert self._marks is not None
-            mark = self._marks.good(from_start=self.chief.go_back == "to the start")
+            mark = self._marks.choose(from_start=self.chief.go_back == "to the start")
             self.chief.go_back = None
             self._give_orders(RESTORE, mark)
             self._restore(mark)
@@ -498,7 +498,7 @@ class Master:
         taus = rows[rows[:, 0] == APPLIED, EVENTS.index("tau")]
         return f"{taus.mean():.1f} updates, at most {taus.max():.0f}" if taus.size else "unknown"
 
-    def _tell_chief(self, owned: Owned, epoch: int) -> None:
+    def _send_snapshot(self, owned: Owned, epoch: int) -> None:
         """Send a piece, as it is at the end of an epoch, to master 0 for evaluation."""
         values = owned.x.copy()
         self.snapshots[owned.piece.number] += 1
@@ -575,7 +575,7 @@ class Governed(Protocol):
     def drop(self, worker: int) -> None:
         """Drop the worker's gradient."""
 
-    def fresh(self, worker: int) -> bool:
+    def is_fresh(self, worker: int) -> bool:
         """Return True if the worker's gradient was computed with the current values."""
 
 
@@ -590,7 +590,7 @@ class Skipped:
     def apply_round(self) -> None:
         """Do nothing."""
 
-    def fresh(self, worker: int) -> bool:
+    def is_fresh(self, worker: int) -> bool:
         return False
 
 
@@ -664,7 +664,7 @@ class Rounds(Discipline):
         self.enough = workers - backup
 
     def take_gradient(self, piece: Governed, worker: int) -> list[int]:
-        if not piece.fresh(worker):
+        if not piece.is_fresh(worker):
             piece.drop(worker)
             return [worker]
         piece.add(worker)
@@ -688,10 +688,10 @@ def make_discipline(workers: int, bound: int | None, backup: int) -> Discipline:
 # ---- the extra duties of master 0
 
 # Samples to evaluate between two checks for messages from workers.
-LITTLE = 64
+SAMPLES_AT_ONCE = 64
 # The fraction of its time that master 0 spends on evaluation while it serves workers; all ranks do the rest together at
 # the end. Models waiting for evaluation may take this many bytes; beyond that, evaluation has priority.
-PART, ROOM = 0.02, 256 << 20
+EVALUATION_SHARE, QUEUE_BYTES = 0.02, 256 << 20
 
 
 class Dealer:
@@ -819,12 +819,6 @@ class Chief:
             "ended": {str(epoch): seconds for epoch, seconds in self._ended.items()},
         }
 
-    def _read_score(self, saved: Sequence[float]) -> Score:
-        """Return a score as it was saved, by this version or by one that counted samples instead of weights and answers."""
-        loss, correct, weight, *rest = saved
-        answers = rest[0] if rest else weight if self.me.data.classes else 0
-        return Score(float(loss), int(correct), float(weight), int(answers))
-
     def resume(self, saved: dict[str, Any], ends: int) -> None:
         """Continue from a state, with a dealer that does so; `ends`: the number of epochs that have ended."""
         self._done = int(saved["done"])
@@ -840,8 +834,10 @@ class Chief:
         }
         metrics = saved.get("metrics") or {}
         self._scores = {
-            int(epoch): replace(self._read_score(score), metrics=metrics.get(epoch) or {})
-            for epoch, score in saved["scores"].items()
+            int(epoch): Score(
+                float(loss), int(correct), float(weight), int(answers), metrics.get(epoch) or {}
+            )
+            for epoch, (loss, correct, weight, answers) in saved["scores"].items()
         }
         for epoch in range(self.me.epochs_ended, ends):
             whole = np.array(self.me.model.x)  # of parts that were lost with a master, the current values
@@ -871,9 +867,9 @@ class Chief:
     def record_loss(self, worker: int, step: int, loss: float, count: int, buffers: Array) -> None:
         """Record a worker's loss on the batch of an earlier step, and its buffers after it.
 
-        `worker`: -1 if the worker that computed it is none of this run's any more.
+        `worker`: -1 if the worker that computed it no longer takes part in this run.
         """
-        if self._known[step]:  # told again after ranks died
+        if self._known[step]:  # reported again after ranks died
             return
         self._known[step] = True
         sums = self._sums.setdefault(step // self.me.steps_per_epoch, [0.0, 0, 0])
@@ -881,16 +877,16 @@ class Chief:
         if buffers.size and worker >= 0:
             self._buffers[worker], self._heard[worker] = buffers, True
         self._done += 1
-        self.me.tell(self._done - 1, loss / count)
+        self.me.show_progress(self._done - 1, loss / count)
 
-    def guard(self, loss: float, lately: Callable[[], str]) -> None:
-        """React to a batch's mean loss that indicates divergence; `lately` describes recent staleness."""
+    def guard(self, loss: float, recent_staleness: Callable[[], str]) -> None:
+        """React to a batch's mean loss that indicates divergence; `recent_staleness` describes that of the last updates."""
         if self.me.on_divergence == "ignore" or self.dealer.stopped:
             return
         wrong = self._guard.see(loss)
         if wrong is None:
             return
-        words = f"{wrong} after {self._done:,} gradients, with a recent staleness of {lately()}"
+        words = f"{wrong} after {self._done:,} gradients, with a recent staleness of {recent_staleness()}"
         if self.me.on_divergence == "stop":
             self.dealer.stopped = True
             self.me.stop(f"{words}; try fewer workers or rule=adaptive")
@@ -911,16 +907,16 @@ class Chief:
             self._ended[epoch] = self.me.train_seconds
 
     @property
-    def pressed(self) -> bool:
+    def overloaded(self) -> bool:
         """True if too many complete models wait to be evaluated."""
-        return len(self._queue) > 2 and len(self._queue) * self.me.model.x.nbytes > ROOM
+        return len(self._queue) > 2 and len(self._queue) * self.me.model.x.nbytes > QUEUE_BYTES
 
     @property
     def may_work(self) -> bool:
         """True if there is something to evaluate and time to do so."""
         if not self._queue:
             return False
-        return self.me.seconds["evaluation"] <= PART * self.me.train_seconds or self.pressed
+        return self.me.seconds["evaluation"] <= EVALUATION_SHARE * self.me.train_seconds or self.overloaded
 
     def work(self) -> None:
         """Evaluate a few samples of the oldest complete model that is waiting for it."""
@@ -930,7 +926,7 @@ class Chief:
                 self.assemble(epoch)
                 self._judge(epoch)
                 model, self._so_far = self.me.model, Score()
-                samples = samples_for(model, self.me.data.validation, size=LITTLE)
+                samples = samples_for(model, self.me.data.validation, size=SAMPLES_AT_ONCE)
                 self._outputs = Outputs(model, self.me.metrics)
                 self._going = iterate_scores(model, samples, self._outputs)
             found = next(self._going, None)
@@ -966,7 +962,7 @@ class Chief:
             if sums[2] < self.me.steps_per_epoch and not self._all_known:
                 return
             loss = ratio(sums[0], sums[1]) or 0.0
-            self.me.ended(
+            self.me.end_epoch(
                 epoch, loss, self._scores.pop(epoch), self._ended.pop(epoch), self._metrics.pop(epoch, {})
             )
             del self._parts[epoch]

@@ -28,7 +28,7 @@ EVENTS = ("event", "piece", "worker", "step", "tau", "gap")
 APPLIED, DROPPED, LEFT, RESTORED = range(4)
 TYPES = {"event": np.uint8, "piece": np.uint32, "worker": np.int32, "step": np.int64, "tau": np.uint32}
 # The gap of a piece with at least this many parameters is estimated from an eighth of them.
-MANY = 4096
+LARGE = 4096
 # The number of marks kept per piece: the start, and the latest ones.
 KEPT = 4
 Placement = Literal["layers", "even"]
@@ -192,7 +192,7 @@ def spread_out(values: Array) -> Array:
     >>> spread_out(np.arange(5.0)).size, spread_out(np.arange(27_344.0)).shape
     (5, (214, 16))
     """
-    if values.size < MANY:
+    if values.size < LARGE:
         return values
     return values[: values.size // 16 * 16].reshape(-1, 16)[::8]
 
@@ -270,12 +270,12 @@ class Owned:
 
     # ---- called by the discipline
 
-    def fresh(self, worker: int) -> bool:
-        return self._sent_version[worker] == self._version and not self.outdated(worker)
+    def is_fresh(self, worker: int) -> bool:
+        return self._sent_version[worker] == self._version and not self.is_outdated(worker)
 
     def apply(self, worker: int) -> None:
         """x <- update(x, rule(g)), with a gradient that may be stale, unless its parameters were discarded."""
-        if self.outdated(worker):
+        if self.is_outdated(worker):
             self.drop(worker)
             return
         tau = self._version - self._sent_version[worker]
@@ -302,7 +302,7 @@ class Owned:
 
     # ---- called by the master
 
-    def outdated(self, worker: int) -> bool:
+    def is_outdated(self, worker: int) -> bool:
         """Return True if the worker computed with values from before the last restoration."""
         return self._sent_era[worker] != self._era
 
@@ -393,7 +393,7 @@ class Marks:
         if place == 0:  # the previous mark is good: training has not diverged since
             self._good = max(self._good, number - 1)
 
-    def good(self, *, from_start: bool) -> int:
+    def choose(self, *, from_start: bool) -> int:
         """Return the mark to restore."""
         if from_start:
             self._good = 0

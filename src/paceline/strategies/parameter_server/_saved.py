@@ -71,10 +71,10 @@ class Saved:
         if me.resumption is None:
             return None
         with understand_state():
-            return cls._in(me, me.resumption)
+            return cls._read(me, me.resumption)
 
     @classmethod
-    def _in(cls, me: Worker, resumption: Resumption) -> Saved:
+    def _read(cls, me: Worker, resumption: Resumption) -> Saved:
         parts = [state["kept"].get(NAME, {}) for state in resumption.states]
         chief = parts[0].get("chief")
         if chief is None:  # all that is known is a trained model
@@ -103,8 +103,8 @@ class Saved:
             raise ValueError(f"a master has not had the {count:,} gradients that were dealt")
         return cls(pieces, dealt, chief, ends, count // me.steps_per_epoch, losses, False, first_loss)
 
-    def give(self, master: Master) -> None:
-        """Let a master continue from here."""
+    def restore(self, master: Master) -> None:
+        """Make a master continue from this state."""
         me, chief = master.me, master.chief
         with understand_state():
             complete = master.resume(self.pieces, self.dealt, self.epochs)
