@@ -15,6 +15,8 @@ from paceline import fit
 from paceline.errors import UsageError
 from paceline.record import Run, checkpoint
 from paceline.record.rows import unpack_rows
+from paceline.strategies.serial import Serial
+from paceline.worker import Worker
 from tests.simulate.costs import COSTS
 
 COMMON: dict[str, Any] = {
@@ -176,6 +178,26 @@ def test_a_checkpoint_that_is_being_written_when_training_ends_is_completed(
     assert caplog.text == ""
     assert checkpoint.numbers(run, 0) == [2, 1]  # the other one is that of the end
     assert Run(run).summary["checkpoints"]["saved"] == 1
+
+
+class KeepsASet(Serial):
+    def train(self, me: Worker) -> None:
+        me.kept("mine", names={"a", "b"})
+        super().train(me)
+
+
+def test_a_value_that_a_checkpoint_cannot_hold_ends_training(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="a checkpoint holds arrays, numbers, texts and random generators; got a set"):
+        fit(**REAL, strategy=KeepsASet(), runs=tmp_path, checkpoint_every="5 steps")
+
+
+def test_an_error_of_the_thread_that_writes_is_raised_once(tmp_path: Path) -> None:
+    saver = checkpoint.Saver(tmp_path, 0, keep=1, first=1)
+    saver.save({"names": {"a"}})
+    with pytest.raises(TypeError, match="got a set"):
+        saver.wait()
+    assert saver.wait()
+    assert (saver.written, checkpoint.numbers(tmp_path, 0)) == (0, [])
 
 
 def drop(*path: str) -> Any:

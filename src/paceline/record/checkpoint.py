@@ -234,7 +234,8 @@ def _flush_folder(folder: Path) -> None:
 class Saver:
     """Writes one rank's parts of checkpoints, one at a time, in its own thread or (`background=False`) in the caller's.
 
-    A part that cannot be written is reported once, and the next is tried as usual.
+    A part that cannot be written is reported once, and the next is tried as usual. Any other error, such as a value that a
+    checkpoint cannot hold, is raised in the caller's thread, by the next call of `wait` or `save`.
     """
 
     def __init__(self, run: Path, rank: int, *, keep: int, first: int, background: bool = True) -> None:
@@ -247,6 +248,7 @@ class Saver:
         self._keep, self._background = keep, background
         self._thread: threading.Thread | None = None
         self._failure: str | None = None
+        self._error: BaseException | None = None
         self._reported = False
         # Half-written when an earlier process was killed.
         for left in part_of(run, rank, 0).parent.glob(".*.npz.*"):
@@ -280,19 +282,24 @@ class Saver:
                     discard(self.run, self.rank, keep=lambda other: number - self._keep <= other <= number)
             except OSError as error:
                 self._failure = reason(error)
+            except BaseException as error:
+                self._error = error
 
         if self._background:
             self._thread = threading.Thread(target=work, name="checkpoint")
             self._thread.start()
         else:
             work()
-            self._report()
+            self.wait()
 
     def wait(self) -> bool:
         """Wait until the last part has been written; return False if that failed."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
         return self._report()
 
     def _report(self) -> bool:

@@ -804,7 +804,11 @@ class Watchdog:
         if keeper is None:
             return False
         if keeper.standing != -2:
-            return bool(keeper.save_standing(absent))
+            try:
+                return bool(keeper.save_standing(absent))
+            except Exception as error:  # the run must end nevertheless
+                log.warning("rank %d cannot be saved: %s: %s", self._rank, type(error).__name__, error)
+                return False
         keeper.asked, written, until = True, keeper.saver.written, self._clock() + PATIENCE
         while keeper.saver.written == written and self._clock() < until:
             time.sleep(0.01)
