@@ -6,6 +6,7 @@ import io
 import json
 import os
 import socket
+import stat
 import struct
 import tracemalloc
 import zipfile
@@ -78,6 +79,20 @@ def test_only_files_are_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         check_place(tmp_path / "a")
     assert (tmp_path / "a").lstat() == before
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_new_file_has_the_permissions_that_the_umask_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The umask is that of the whole process: two threads that set it to read it may leave it changed."""
+    before = os.umask(0o027)
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "umask", lambda mask: pytest.fail("the umask was set"))
+            write_arrays(tmp_path / "a", {"x": np.zeros(3)})
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o640
 
 
 BAD_JSON = {

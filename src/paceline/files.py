@@ -12,6 +12,7 @@ import json
 import math
 import os
 import re
+import secrets
 import stat
 import sys
 import tempfile
@@ -40,16 +41,18 @@ def replace_file(path: Path) -> Iterator[IO[bytes]]:
     """
     if (kind := _kind(path)) not in (None, "a file"):
         raise OSError(errno.EINVAL, f"it is {kind}", str(path))  # renaming would put a file in its place
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    # Not made by mkstemp, whose permissions would have to be changed: the umask cannot be read without setting it, and
+    # another thread may create files meanwhile.
+    new = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     try:
         with os.fdopen(handle, "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        Path(name).chmod(0o644 & ~_umask())
-        Path(name).replace(path)
+        new.replace(path)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        new.unlink(missing_ok=True)
         raise
 
 
@@ -170,12 +173,6 @@ def _replace_nonfinite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_replace_nonfinite(inner) for inner in value]
     return value
-
-
-def _umask() -> int:
-    mask = os.umask(0o022)
-    os.umask(mask)
-    return mask
 
 
 # ---- reading
