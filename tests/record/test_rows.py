@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from functools import partial
 from pathlib import Path
@@ -83,6 +85,40 @@ def test_a_complete_run_can_be_continued(tmp_path: Path) -> None:
     with np.load(tmp_path / "steps.npz") as columns:
         assert columns["rank"].tolist() == [0] * 60 + [1] * 60 + [2] * 30
         assert columns["step"].tolist() == [*range(60), *range(60), *range(30)]
+
+
+def write_steps(folder: Path, ranks: int, rows: int) -> Path:
+    """Write steps.npz as the run of these ranks leaves it; return the folder for files of rows."""
+    columns = {"rank": np.repeat(np.arange(ranks, dtype=np.uint32), rows)}
+    columns |= {name: np.tile(np.arange(rows), ranks) for name in COLUMNS}
+    np.savez(folder / "steps.npz", **columns)  # type: ignore[arg-type]
+    return folder / "steps"
+
+
+def test_rows_that_were_unpacked_in_part_are_unpacked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(handle: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    folder = write_steps(tmp_path, ranks=2, rows=50)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", fail)
+        with pytest.raises(OSError, match="No space left"):
+            unpack_rows(tmp_path, "steps")
+    assert [path.name for path in tmp_path.iterdir()] == ["steps.npz"]
+    unpack_rows(tmp_path, "steps")
+    assert [path.stat().st_size for path in sorted(folder.iterdir())] == [50 * ROW] * 2
+
+
+def test_rows_that_a_complete_run_has_left_are_replaced(tmp_path: Path) -> None:
+    """They are removed one after the other when it is complete, and it may be killed then."""
+    folder = write_steps(tmp_path, ranks=2, rows=50)
+    (tmp_path / "summary.json").touch()
+    folder.mkdir()
+    (folder / "rank-1.rows").touch()
+    unpack_rows(tmp_path, "steps")
+    assert [path.stat().st_size for path in sorted(folder.iterdir())] == [50 * ROW] * 2
 
 
 @pytest.mark.parametrize("rows", [1, 100, 1001, 5000])

@@ -187,7 +187,9 @@ class KeepsASet(Serial):
 
 
 def test_a_value_that_a_checkpoint_cannot_hold_ends_training(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="a checkpoint holds arrays, numbers, texts and random generators; got a set"):
+    with pytest.raises(
+        TypeError, match="a checkpoint holds arrays, numbers, texts and random generators; got a set"
+    ):
         fit(**REAL, strategy=KeepsASet(), runs=tmp_path, checkpoint_every="5 steps")
 
 

@@ -506,23 +506,45 @@ def rows_path(folder: Path | None, table: str, rank: int) -> Path | None:
     >>> rows_path(Path("runs/a"), "steps", 3).as_posix()
     'runs/a/steps/rank-3.rows'
     """
-    return None if folder is None else folder / table / f"rank-{rank}.rows"
+    return None if folder is None else folder / table / rows_name(rank)
+
+
+def rows_name(rank: int) -> str:
+    """Return the name of the file for the rows of a rank."""
+    return f"rank-{rank}.rows"
 
 
 def unpack_rows(folder: Path, table: str) -> None:
-    """Write the files of rows from which TABLE.npz was made, to append to them."""
-    if (folder / table).exists() or not (folder / f"{table}.npz").exists():
+    """Write the files of rows from which TABLE.npz was made, to append to them.
+
+    They get their names together, so that an attempt that is cut short is repeated and not taken for the whole table.
+    """
+    if not (folder / f"{table}.npz").exists():
         return
+    if (folder / table).exists():
+        if not (folder / "summary.json").exists():
+            return
+        shutil.rmtree(folder / table)  # the run is complete: what was left when its rows were removed
+    unfinished = folder / f"{table}.unfinished"
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir()
     found = read_arrays(folder / f"{table}.npz")
-    columns = [name for name in found if name not in ("rank", "master")]
-    ranks, values = found["rank" if "rank" in found else "master"], [found[name] for name in columns]
-    for rank in np.unique(ranks).tolist():
-        log = RowLog(columns, rows_path(folder, table, rank))
-        first, last = np.searchsorted(ranks, [rank, rank + 1]).tolist()
-        for start in range(first, last, CHUNK):
-            stop = min(start + CHUNK, last)
-            log.extend(np.stack([column[start:stop] for column in values], axis=1))
-        log.flush()
+    ranks = found["rank" if "rank" in found else "master"]
+    values = [column for name, column in found.items() if name not in ("rank", "master")]
+    try:
+        for rank in np.unique(ranks).tolist():
+            first, last = np.searchsorted(ranks, [rank, rank + 1]).tolist()
+            with (unfinished / rows_name(rank)).open("wb") as file:
+                for start in range(first, last, CHUNK):
+                    part = slice(start, min(start + CHUNK, last))
+                    rows = np.stack([column[part] for column in values], axis=1)
+                    file.write(rows.astype("<f8").tobytes())
+                file.flush()
+                os.fsync(file.fileno())
+        unfinished.rename(folder / table)
+    except OSError:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise
 
 
 def saved_logs(folder: Path, table: str, columns: Sequence[str], rows: Sequence[int | None]) -> list[RowLog]:
@@ -541,7 +563,7 @@ def truncate_logs(log: RowLog, rank: int, ranks: int, rows: Sequence[int | None]
     log.truncate(rows[rank] if rank < len(rows) else None)
     if rank == 0 and log.path is not None:
         for gone in range(ranks, len(rows)):
-            path = log.path.with_name(f"rank-{gone}.rows")
+            path = log.path.with_name(rows_name(gone))
             RowLog(log.columns, path).truncate(rows[gone])
 
 
