@@ -121,6 +121,15 @@ def test_what_all_ranks_refuse_is_a_usage_error_here() -> None:
         call(scaled_sum, {"factor": 2.0, "numbers": 1, "refuse": True}, ranks=2)
 
 
+def test_arguments_that_cannot_be_sent_are_refused() -> None:
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    for given in (deep, threading.Lock()):
+        with pytest.raises(UsageError, match="cannot be sent to other processes"):
+            call(print, {"given": given}, ranks=2)
+
+
 def test_a_rank_that_fails_is_named_and_ends_the_call() -> None:
     lines: list[str] = []
     with pytest.raises(RanksFailedError, match="the 2 ranks ended with exit status 1") as failed:

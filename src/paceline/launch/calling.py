@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import io
 import os
+import pickle
 import signal
 import socket
 import sys
@@ -152,7 +153,7 @@ def _pack(
         own = cloudpickle.dumps((function, dict(arguments)))
         # Bytes within bytes: modules beside the user's script can be imported only once sys.path is set.
         return cloudpickle.dumps((sys.path, own, data.getvalue()))  # type: ignore[no-any-return]
-    except (TypeError, AttributeError, RuntimeError, ValueError) as error:
+    except (pickle.PicklingError, TypeError, AttributeError, RuntimeError, ValueError) as error:
         raise UsageError(f"the model, data or strategy cannot be sent to other processes: {error}") from error
 
 
