@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from paceline import fit
+from paceline.comm import mpi_of
 from paceline.comm.clocks import common_start
 
 SMALL: dict[str, Any] = {"epochs": 2, "batch": 12, "draws": 4, "quiet": True}
@@ -38,7 +39,7 @@ def traced(comm: Any, runs: str, strategies: list[str]) -> list[str]:
 
 def every_call(me: Any) -> None:
     """A strategy that sends and waits in every way there is, and trains a little."""
-    comm = me.comm.Split(0, -me.rank)  # where everybody has another number
+    comm, MPI = me.comm.Split(0, -me.rank), mpi_of(me.comm)  # where everybody has another number
     r, p = comm.Get_rank(), comm.Get_size()
     left, right = (r - 1) % p, (r + 1) % p
     out, into = np.arange(3.0) + r, np.zeros(3)
@@ -67,6 +68,9 @@ def every_call(me: Any) -> None:
         comm.Probe(source=left)
         comm.Recv(into)
         assert into[0] == left
+        sending.Wait()
+        sending = comm.Issend(out, right)
+        comm.Recv(into, MPI.ANY_SOURCE, MPI.ANY_TAG, None)
         sending.Wait()
         comm.Bcast(into, root=p - 1)
         total = np.zeros(3)

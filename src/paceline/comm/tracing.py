@@ -411,7 +411,8 @@ class Tracer:
             wild = peer < 0 or tag < 0
             status = argument(given, named, 3, "status") if blocking else None
             if wild and blocking and status is None:
-                status = named["status"] = self.status()
+                status = self.status()
+                given, named = given[:3], {**named, "status": status}
             start = clock()
             made = call(*given, **named)
             end = clock()
