@@ -166,6 +166,7 @@ def control(world: Any) -> dict[str, Any]:
     for name, work in {
         "refused": lambda: agree(world, refuse),
         "different": lambda: check_same(world, {"epochs": 3, "batch": 16 if r < 2 else 32}),
+        "equal": lambda: check_same(world, {"epochs": 3, "lr": 1 if r < 2 else 1.0}),
     }.items():
         try:
             work()

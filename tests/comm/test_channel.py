@@ -23,4 +23,5 @@ def test_control() -> None:
         assert found["different"] == (
             "every rank must be given the same run; rank 0 has batch=16, rank 2 batch=32"
         )
+        assert found["equal"] == "every rank must be given the same run; rank 0 has lr=1, rank 2 lr=1.0"
         assert found["agreed"] == 10 * rank

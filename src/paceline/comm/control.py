@@ -45,7 +45,9 @@ def check_same(comm: Any, values: Mapping[str, Any]) -> None:
     """
     if comm is None or comm.Get_size() == 1:
         return
-    mine = json.dumps(values, default=str)
+    # Each value as text, so that every difference between two ranks' digests is one of a value: 1 and 1.0 are equal.
+    texts = {key: json.dumps(value, default=str, sort_keys=True) for key, value in values.items()}
+    mine = json.dumps(texts)
     digest = hashlib.sha256(mine.encode()).digest()
     others = vote(comm, broadcast_bytes(comm, digest) != digest)
     if not others.ranks:
@@ -54,8 +56,8 @@ def check_same(comm: Any, values: Mapping[str, Any]) -> None:
     first, theirs = (json.loads(broadcast_text(comm, mine, root=root)) for root in (0, other))
     name = next(key for key in [*first, *theirs] if first.get(key) != theirs.get(key))
     raise AgreedError(
-        f"every rank must be given the same run; rank 0 has {name}={first.get(name)}, "
-        f"rank {other} {name}={theirs.get(name)}"
+        f"every rank must be given the same run; rank 0 has {name}={json.loads(first.get(name, 'null'))}, "
+        f"rank {other} {name}={json.loads(theirs.get(name, 'null'))}"
     )
 
 
