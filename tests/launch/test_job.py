@@ -196,9 +196,10 @@ def test_lines_of_ranks_stay_whole_without_buffers() -> None:
 
 
 def test_folders_of_dead_jobs_are_swept_and_those_of_living_ones_are_not(tmp_path: Path) -> None:
-    for name in ("dead", "alive", "new"):
+    for name in ("dead", "begun", "alive", "new"):
         (tmp_path / (PREFIX + name)).mkdir()
-        (tmp_path / (PREFIX + name) / "lock").touch()
+        if name != "begun":
+            (tmp_path / (PREFIX + name) / "lock").touch()
         if name != "new":
             os.utime(tmp_path / (PREFIX + name), (0, 0))
     (tmp_path / "another").mkdir()

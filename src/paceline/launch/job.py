@@ -620,12 +620,13 @@ def job_folder(parent: Path) -> Iterator[tuple[Path, int]]:
 
 
 def _sweep(parent: Path) -> None:
-    """Remove the folders of jobs whose supervisor was killed."""
+    """Remove the folders of jobs whose processes were killed before they could do so."""
     for folder in parent.glob(PREFIX + "*"):
         with contextlib.suppress(OSError):
             if folder.stat().st_uid != os.geteuid() or time.time() - folder.stat().st_mtime < 60:
                 continue
-            with (folder / "lock").open("r+") as lock:
+            # A process that was killed as soon as it had made the folder left no lock in it.
+            with (folder / "lock").open("a") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(folder, ignore_errors=True)
 
