@@ -108,6 +108,12 @@ def test_a_host_that_does_not_answer(ssh: Callable[[str], None]) -> None:
     assert [host.name for host in answering_hosts(parse_hosts("a,b,c"))] == ["a"]
 
 
+def test_without_ssh_nothing_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UsageError, match="there is no ssh on the PATH"):
+        check_hosts(parse_hosts(f"{HERE},b"))
+
+
 def test_a_host_without_this_python(ssh: Callable[[str], None]) -> None:
     ssh('echo "sh: python: not found" >&2; exit 127')
     with pytest.raises(UsageError, match=f"^host b cannot run {sys.executable}: sh: python: not found$"):

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
@@ -152,16 +153,15 @@ def _probe(shared: Path | None) -> Iterator[Path]:
 
 def _ask(hosts: Sequence[Host], command: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Run a command on all hosts at once; return the JSON that it prints on each, or an "error"."""
+    if shutil.which(SSH[0]) is None and not all(host.here for host in hosts):
+        raise UsageError("hosts are reached by ssh, and there is no ssh on the PATH")
     started = {}
     for host in hosts:
         words = list(command) if host.here else [*SSH, host.name, shlex.join(command)]
-        try:
-            started[host.name] = subprocess.Popen(
-                words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                errors="replace", start_new_session=True,
-            )  # fmt: skip
-        except FileNotFoundError:
-            raise UsageError("hosts are reached by ssh, and there is no ssh on the PATH") from None
+        started[host.name] = subprocess.Popen(
+            words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            errors="replace", start_new_session=True,
+        )  # fmt: skip
     return {name: _answer(process) for name, process in started.items()}
 
 
