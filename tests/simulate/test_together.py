@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import gc
 import os
 import signal
 import time
@@ -498,6 +500,25 @@ def test_a_process_that_ends_or_hangs_is_done_without(
     assert len(pids) == 3
     assert not any(map(_alive, pids))
     assert ("has ended" if number == signal.SIGKILL else "have not answered") in caplog.text
+
+
+def test_without_processes_one_computes_everything(
+    simulated: Any,
+    fork: Callable[[], list[Forked]],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also no socket is left open, of which Python would warn."""
+
+    def fail() -> int:
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    one = simulated("gossip", 1)
+    fork()
+    monkeypatch.setattr(os, "fork", fail)
+    _assert_same(one, simulated("gossip", 3))
+    gc.collect()
+    assert "processes cannot be started" in caplog.text
 
 
 @pytest.mark.parametrize("how", ["closed", "killed"])

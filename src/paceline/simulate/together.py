@@ -542,6 +542,7 @@ class Forked:
         self._number = 0
         self._silent = 0
         self._message = memoryview(bytearray(LARGEST))
+        self._ends: tuple[socket.socket, ...] = ()
 
     # ---- as an engine
 
@@ -736,7 +737,7 @@ class Forked:
         ours, theirs = zip(
             *(socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2)), strict=True
         )
-        self._tasks, self._results = ours
+        self._tasks, self._results = self._ends = ours
         for end in (*ours, *theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LARGEST)
         for end in ours:
@@ -774,10 +775,9 @@ class Forked:
 
     def _end(self, *, kill: bool) -> None:
         """End the processes: at once, or when they find nothing more to read."""
-        if not self.processes:
-            return
-        self._tasks.close()
-        self._results.close()
+        for end in self._ends:
+            end.close()
+        self._ends = ()
         if kill:
             for pid in self.processes:
                 os.kill(pid, signal.SIGKILL)
