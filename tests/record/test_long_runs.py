@@ -24,16 +24,16 @@ def test_memory_does_not_grow_with_the_steps(
     monkeypatch.setattr("paceline.record.rows.CHUNK", 64)  # so that a short run is a long one
     monkeypatch.setattr("paceline.record.rows.MOST", 256)
     seen: list[int] = []
-    ended = Worker.ended
+    end_epoch = Worker.end_epoch
 
     def measured(me: Worker, *given: Any, **named: Any) -> None:
-        ended(me, *given, **named)
+        end_epoch(me, *given, **named)
         if given[0] in (8, 23):  # what other libraries and tests keep meanwhile does not count
             gc.collect()
             ours = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(True, "*/paceline/*")])
             seen.append(sum(trace.size for trace in ours.traces))
 
-    monkeypatch.setattr(Worker, "ended", measured)
+    monkeypatch.setattr(Worker, "end_epoch", measured)
     tracemalloc.start()
     try:
         fitted = fit(

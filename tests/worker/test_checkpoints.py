@@ -182,7 +182,7 @@ def test_a_checkpoint_that_is_being_written_when_training_ends_is_completed(
 
 class KeepsASet(Serial):
     def train(self, me: Worker) -> None:
-        me.kept("mine", names={"a", "b"})
+        me.keep("mine", names={"a", "b"})
         super().train(me)
 
 
