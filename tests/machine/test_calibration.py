@@ -173,6 +173,7 @@ def test_work_together() -> None:
     assert [amount for amount, _ in shared["part"]] == [parameters * size for size in (1, 2, 4)]
     pieces = [40 * 65, 40 * 41, 10 * 41, parameters]
     assert sorted(size for size, _ in server["rule"]) == sorted(pieces)
+    assert {"serve", "lead", "prepare"} <= server.keys()
     for measured in (shared, ring, server):
         for kind in measured.keys() - {"spread"}:
             assert np.all(np.array(measured[kind]) > 0)

@@ -26,6 +26,7 @@ from paceline.report import write_report
 from paceline.simulate import model as _memory
 from paceline.simulate.training import Simulation
 from paceline.training.rank import Fitted
+from paceline.vmpi import Curves
 from paceline.vmpi.errors import Deadlock, RankFailed
 from tests import ranks as started
 from tests.ranks import ROOT
@@ -205,6 +206,16 @@ def test_a_slow_rank_makes_the_others_wait(simulated: Any, tmp_path: Path) -> No
         assert seconds[rank]["wait"] == pytest.approx(lost, rel=0.2)
     assert seconds[2]["wait"] < 0.1 * lost
     assert uneven.train_seconds > even.train_seconds + 0.9 * lost
+
+
+def test_the_first_master_does_more_than_the_others(simulated: Any, tmp_path: Path) -> None:
+    costs = Costs(work={"serve": Curves.of({1: [[1, 1e-3]]}), "lead": Curves.of({1: [[1, 1e-2]]})}, cores=64)
+    costs.save(tmp_path / "costs.json")
+    settings = {"network": "loopback", "machine": str(tmp_path / "costs.json"), "runs": tmp_path}
+    fitted = simulated("parameter-server:masters=2,placement=even", **settings)
+    first, second = (row["update"] for row in Run(fitted.run).summary["seconds_by_rank"][:2])
+    # The loss of every gradient, and the next batch for its worker; copies in memory take next to nothing.
+    assert first - second == pytest.approx(2 * fitted.steps * 1e-2, rel=1e-4)
 
 
 def test_a_slower_network_takes_longer(simulated: Any) -> None:

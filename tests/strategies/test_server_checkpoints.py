@@ -46,7 +46,7 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         return _train("parameter-server:" + strategy, ranks, stop_after, {**given, **settings})
 
     def _train(strategy: str, ranks: int, stop_after: int | None, settings: dict[str, Any]) -> Fitted:
-        is_due, dealing = Keeper.is_due, Master._deal
+        is_due, dealing = Keeper.is_due, Master._give_batch
 
         def due(keeper: Keeper, done: int) -> bool:
             if stop_after is not None and done >= stop_after:
@@ -60,7 +60,7 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
         with monkeypatch.context() as patch:
             patch.setattr(Keeper, "is_due", due)
-            patch.setattr(Master, "_deal", deal)
+            patch.setattr(Master, "_give_batch", deal)
             return fit(
                 settings.pop("model", "mlp:8"),
                 "iris",

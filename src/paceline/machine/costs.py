@@ -4,8 +4,8 @@ The ranks measure work without communication, which all of them do at the same t
 by the laps of its own stopwatch, which include fetching samples and all Python code of a step. A synchronous strategy's
 steps are timed together, because memory then comes from other ranks' caches. A short real run of a parameter server
 measures the strategy's own kinds of work: `rule`, an update with a stale gradient and the copy for its worker, `serve`,
-handling a gradient, and `prepare`, a worker's own code between its calls. MPI's own calls belong to the network, not to
-the job.
+handling a gradient, `lead`, what only master 0 does for it, and `prepare`, a worker's own code between its calls. MPI's
+own calls belong to the network, not to the job.
 """
 
 from __future__ import annotations
@@ -637,9 +637,9 @@ class Measured(Worker):
         super().__init__(**settings)
         self.performed: dict[str, list[tuple[int, float]]] = {}
         """For each kind, the elements and the seconds of every vector function performed."""
-        self.handled: list[float] = []
-        """Seconds of every call of a handler, without the vector functions and MPI calls in it."""
-        self._inside = 0.0
+        self.handled: dict[str, list[float]] = {"serve": [], "lead": []}
+        """Seconds of every call of a master's functions, without what is measured by itself in it, and without MPI."""
+        self._inside = 0.0  # seconds of what is measured by itself in the current call
 
     def perform(
         self, kind: str, amount: float, function: Callable[..., object], x: Array, *arguments: Any
@@ -651,16 +651,17 @@ class Measured(Worker):
         self.performed.setdefault(kind, []).append((x.size, taken))
 
     def overhead(self, kind: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        if kind != "serve":
+        if kind not in self.handled:
             return function  # of a worker, whose whole step is measured
 
         def measure_call(*arguments: Any) -> None:
-            seconds, self._inside = self.watch.seconds, 0.0
+            seconds, outside, self._inside = self.watch.seconds, self._inside, 0.0
             messages, start = seconds["exchange"] + seconds["wait"], time.perf_counter()
             function(*arguments)
             taken = time.perf_counter() - start
-            messages = seconds["exchange"] + seconds["wait"] - messages
-            self.handled.append(taken - messages - self._inside)
+            own = taken - (seconds["exchange"] + seconds["wait"] - messages) - self._inside
+            self.handled[kind].append(own)
+            self._inside += outside + own
 
         return measure_call
 
@@ -668,7 +669,7 @@ class Measured(Worker):
 def measure_serving(
     parts: Components, comm: Any, strategy: ParameterServer, batch: int, seconds: float, gradient: Points
 ) -> dict[str, Points]:
-    """Measure gradient, rule and serve with masters and workers on the ranks of `comm`; collective.
+    """Measure gradient, rule, serve, lead and prepare with masters and workers on the ranks of `comm`; collective.
 
     `gradient`: the measurements of ranks that compute alone.
     """
@@ -676,7 +677,7 @@ def measure_serving(
     masters = min(strategy.masters, ranks // 2)
     alone = float(gradient[-1][1])  # of a whole batch
     rule: dict[int, list[float]] = {}
-    serve, computed, prepared = [], [], []
+    serve, lead, computed, prepared = [], [], [], []
     for placement in ("layers", "even"):
         count = min(masters, len(layers)) if placement == "layers" else masters
         server = replace(strategy, masters=count, placement=placement, bound=None, backup=0)
@@ -688,7 +689,9 @@ def measure_serving(
             for (size, updating), (_, showing) in zip(updates, shown, strict=False):
                 rule.setdefault(size, []).append(updating + showing)
             waiting = _measure_waiting(comm, requests=(ranks - count) * max(mine, 1))
-            serve.append(_trimmed_mean(_drop_first_quarter(me.handled)) + waiting)
+            serve.append(_trimmed_mean(_drop_first_quarter(me.handled["serve"])) + waiting)
+            if comm.Get_rank() == 0:
+                lead.append(_trimmed_mean(_drop_first_quarter(me.handled["lead"])))
         else:
             rows = me.log.read()
             computed += rows[max(2, len(rows) // 4) :, COMPUTE].tolist()
@@ -700,6 +703,7 @@ def measure_serving(
         "gradient": [[samples, factor * taken] for samples, taken in gradient],
         "rule": _gather_means(comm, rule),
         "serve": [[1, max(median_over_ranks(comm, np.array(serve)), 1e-6)]],
+        "lead": [[1, max(median_over_ranks(comm, np.array(lead)), 1e-6)]],
         "prepare": [[1, max(mean_over_ranks(comm, np.array(prepared)), 1e-6)]],
     }
 

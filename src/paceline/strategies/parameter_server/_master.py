@@ -190,6 +190,9 @@ class Master:
             "snapshot": self._on_snapshot,
             "orders": self._on_orders,
         }
+        # What only master 0 does for each gradient.
+        self._take_loss = me.overhead("lead", self._record_loss)
+        self._deal = me.overhead("lead", self._give_batch)
         self.stopped = 0
         """The number of the signal because of which the run has stopped; 0: it has not."""
         self._resumed = False
@@ -361,7 +364,7 @@ class Master:
                 if self.chief is not None:
                     self._deal(worker, self.chief)
 
-    def _deal(self, worker: int, chief: Chief) -> None:
+    def _give_batch(self, worker: int, chief: Chief) -> None:
         """Send a worker its next batch, or hold it back until the cut."""
         if self._cutting:
             self._held.append(worker)
@@ -475,7 +478,7 @@ class Master:
 
     # ---- with master 0
 
-    def _take_loss(self, worker: int, header: Array) -> None:
+    def _record_loss(self, worker: int, header: Array) -> None:
         """As master 0, record the loss of a worker's last batch, and restore if training has diverged."""
         assert self.chief is not None
         step, count = int(header[LAST_STEP]), int(header[LAST_COUNT])
