@@ -372,6 +372,7 @@ class Simulated:
     """The environment of one simulated rank: common objects were prepared once and need no agreement."""
 
     simulated = True
+    has_cores = False
 
     def __init__(self, comm: Any, simulation: Simulation) -> None:
         self.comm = comm

@@ -59,7 +59,7 @@ from paceline.training.resuming import (
     train_surviving,
 )
 from paceline.training.watchdog import Watchdog, watch_ranks
-from paceline.updates import Update, choose_rate, describe_update
+from paceline.updates import choose_rate, describe_update
 from paceline.vectors import Meter
 from paceline.worker import Resumption, Worker
 
@@ -288,6 +288,11 @@ class RankEnvironment(Protocol):
     losses: list[Loss]
     """The ranks that have died so far."""
 
+    @property
+    def has_cores(self) -> bool:
+        """True if every thread of every rank has a core, so that ranks do not wait for each other's; False if unknown."""
+        ...
+
     def origin(self) -> float:
         """Return the reading of this rank's clock at the common time zero of all ranks. Collective."""
         ...
@@ -445,7 +450,6 @@ class Process:
 
     @property
     def has_cores(self) -> bool:
-        """True if every thread of every rank has a core, so that ranks do not wait for each other's; False if unknown."""
         nodes = self._nodes or {"ranks": [], "cores": [0]}
         here = Counter(nodes["ranks"])
         return all(0 < self.threads * here[node] <= cores for node, cores in enumerate(nodes["cores"]))
@@ -480,108 +484,31 @@ def train(
 
 def train_at(place: RankEnvironment, job: Job, progress: Show | None) -> Fitted:
     """Run one rank's part of `job`, wherever that rank is. Collective; every rank gets the results."""
-    comm, config = place.comm, job.config
-    rank, ranks = (0, 1) if comm is None else (comm.Get_rank(), comm.Get_size())
-    data, strategy, model, update, schedule, weights = place.prepare(job)
+    rank, ranks = (0, 1) if place.comm is None else (place.comm.Get_rank(), place.comm.Get_size())
+    components = place.prepare(job)
     folder = place.run = place.folder(job)
     record = Record(folder) if folder is not None and rank == 0 else None
-    rate = config.lr
-    if job.optimizer is not None:
-        rate = 1.0  # a factor on the learning rates of its groups
-    elif rate is None:
-        rate = choose_rate(update, float(getattr(model, "default_rate", 0.1)))
-    batches = Batches(
-        data.train,
-        batch=batch_of(config, strategy, ranks),
-        seed=config.seed,
-        dtype=model.x.dtype,
-        rank=rank if place.part is None else place.part[0],
-        ranks=ranks if place.part is None else place.part[1],
-        draws=config.draws,
-        time_only=place.time_only,
-        pieces=config.reproducible,
-        keeps=getattr(model, "keeps", None),
-        weights=weights,
-    )
-    steps, samples = (config.epochs * n for n in (batches.steps_per_epoch, batches.samples_per_epoch))
-    shown = progress(config.epochs, steps, samples) if progress and rank == 0 else None
-
+    rate = _choose_rate(job, components)
+    batches = _make_batches(place, job, components, rank, ranks)
+    epochs = job.config.epochs
+    work = (epochs, epochs * batches.steps_per_epoch, epochs * batches.samples_per_epoch)
+    shown = progress(*work) if progress and rank == 0 else None
     resumption = place.resumption
     if resumption is None and job.resume is not None:
         resumption = load_states(place, job.resume)
-        place.agree(partial(check_fits, job.resume, resumption, model, data))
-
-    def begin_record() -> None:
-        if record is not None and resumption is not None:
-            _resume_record(record, job, place, resumption)
-        elif record is not None:
-            settings = _settings_for_record(job, place, data, strategy, ranks, rate, update)
-            record.start(settings, place.environment())
-
-    def on_epoch(epoch: Epoch) -> None:
-        if record is not None:
-            record.epoch(epoch)
-        if shown is not None:
-            shown.epoch(epoch)
-
+        place.agree(partial(check_fits, job.resume, resumption, components.model, components.data))
     if folder is not None:
-        place.agree(begin_record)
-    in_step = getattr(strategy, "in_step", True)
-    origin = place.origin()
-    spool = Spool(
-        folder=folder,
-        rank=rank,
-        ranks=ranks if place.simulated else 1,
-        visible=rank == 0 or folder is None or (folder / "config.json").is_file(),
-        outage=None if record is None else record.outage,
-    )
-    events = Events(place.clock, event_limit(ranks)) if job.trace else None
-    tracer = None if events is None else Tracer(events, comm)
-    counted = None if comm is None else Recorded(comm, tracer=tracer)
-    me = Worker(
-        comm=counted,
-        model=model,
-        data=data,
-        batches=batches,
-        update=update,
-        schedule=schedule,
-        rate=scaled_rate(rate, config.lr_scaling, ranks),
-        epochs=config.epochs,
-        on_divergence=config.on_divergence,
-        metrics=job.metrics,
-        replay=None if config.replay is None else Run(config.replay),
-        on_step=shown.step if shown is not None else None,
-        on_epoch=on_epoch if rank == 0 else None,
-        clock=place.clock,
-        meter=place.meter,
-        in_step=in_step,
-        origin=origin,
-        events=events,
-        spool=spool,
-    )
-    saver = protect(me, job, place, strategy, folder)
+        place.agree(partial(_begin_record, record, job, place, components, ranks, rate, resumption))
+    me = _make_worker(place, job, components, batches, rate, record, shown)
+    saver = protect(me, job, place, components.strategy, folder)
     if resumption is not None:
-        me.resume(resumption, kind_of_batches(strategy))
-    place.follow(me, strategy, folder)
+        me.resume(resumption, kind_of_batches(components.strategy))
+    place.follow(me, components.strategy, folder)
     if place.losses and rank == 0 and not place.simulated:
         me.findings["failures"][-1]["seconds"] = time.time() - place.losses[-1].noticed
-    lost = seconds_without_core if not place.simulated else float  # simulated ranks are one process
-    begin = time.perf_counter(), lost()
-    _run_strategy(place, job, me, strategy, record, shown)
-    me.end_training()
-    _remark(me)
-    took, without_core = time.perf_counter() - begin[0], lost() - begin[1]
-    traffic = (0, 0) if counted is None else (counted.counts.bytes, counted.counts.messages)
-    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # of a model that has diverged
-        tested = me.test()
-    me.stop_clock()
-    if saver is not None:
-        saver.wait()  # its thread reads the files of rows, which rank 0 removes once all ranks are here
-    found = place.collect(me, traffic, in_step=in_step, without_core=without_core)
-    if isinstance(place, Process) and place.has_cores:
-        me.remarks += describe_other_programs(found.without_core / ranks, took)
-    if events is not None:
-        _keep(me, events)
+    found, tested = _train_and_test(place, job, me, components.strategy, record, shown, saver)
+    if me.events is not None:
+        _gather_trace(me, me.events)
     table = None
     if folder is not None:
         table = place.gather_steps(me, folder)
@@ -592,23 +519,16 @@ def train_at(place: RankEnvironment, job: Job, progress: Show | None) -> Fitted:
     fitted = Fitted(
         run=folder,
         strategy=job.name(),
-        ranks=ranks,
         simulated=place.simulated,
-        seed=config.seed,
-        epochs=me.last_epoch + 1,  # fewer than asked for if the user's program has left its loop
-        steps=(me.last_epoch + 1) * me.steps_per_epoch,
         global_batch=batches.batch,
-        data=data.name,
-        model_name=config.model,
-        parameters=model.x.size,
+        model_name=job.config.model,
         threads=place.threads,
-        model=model,
         **_outcome(me, found, *tested),
     )
     if record is not None and table is not None:
         summary = {**fitted.summary(), **_summarize(me, found, saver)}
-        summary.update(_expected_traffic(record, job, strategy, summary))
-        record.finish(None if place.time_only else model, summary, {"steps": table, **me.tables})
+        summary.update(_expected_traffic(record, job, components.strategy, summary))
+        record.finish(None if place.time_only else me.model, summary, {"steps": table, **me.tables})
     fitted = _set_folder(me, fitted, record)
     if saver is not None:
         finish(me, saver, job)
@@ -618,12 +538,137 @@ def train_at(place: RankEnvironment, job: Job, progress: Show | None) -> Fitted:
     return fitted
 
 
-def _resume_record(record: Record, job: Job, place: RankEnvironment, resumption: Resumption) -> None:
-    """Go on with the record of a run that is resumed."""
+def _choose_rate(job: Job, components: Components) -> float:
+    """Return the learning rate of one rank: the one asked for, or one that suits the update and the model."""
+    if job.optimizer is not None:
+        return 1.0  # a factor on the learning rates of its groups
+    if job.config.lr is not None:
+        return job.config.lr
+    return choose_rate(components.update, float(getattr(components.model, "default_rate", 0.1)))
+
+
+def _make_batches(place: RankEnvironment, job: Job, components: Components, rank: int, ranks: int) -> Batches:
+    config, model = job.config, components.model
+    number, parts = (rank, ranks) if place.part is None else place.part
+    return Batches(
+        components.data.train,
+        batch=batch_of(config, components.strategy, ranks),
+        seed=config.seed,
+        dtype=model.x.dtype,
+        rank=number,
+        ranks=parts,
+        draws=config.draws,
+        time_only=place.time_only,
+        pieces=config.reproducible,
+        keeps=getattr(model, "keeps", None),
+        weights=components.weights,
+    )
+
+
+def _begin_record(
+    record: Record | None,
+    job: Job,
+    place: RankEnvironment,
+    components: Components,
+    ranks: int,
+    rate: float,
+    resumption: Resumption | None,
+) -> None:
+    """Start the record, or go on with that of a run that is resumed; nothing except on rank 0."""
+    if record is None:
+        return
+    if resumption is None:
+        settings = _settings_for_record(job, place, components, ranks, rate)
+        record.start(settings, place.environment())
+        return
     history = [Epoch(**epoch) for epoch in resumption.first["history"]]
     changes = changes_for_record(job, place, resumption)
     gone = bool(job.because) or job.survivors
     record.resume(changes, history, place.environment(), anyway=gone)
+
+
+def _make_worker(
+    place: RankEnvironment,
+    job: Job,
+    components: Components,
+    batches: Batches,
+    rate: float,
+    record: Record | None,
+    shown: Progress | None,
+) -> Worker:
+    """Make the worker, whose communicator counts its messages and traces them if asked. Collective."""
+    comm, config, folder = place.comm, job.config, place.run
+    rank, ranks = (0, 1) if comm is None else (comm.Get_rank(), comm.Get_size())
+
+    def on_epoch(epoch: Epoch) -> None:
+        if record is not None:
+            record.epoch(epoch)
+        if shown is not None:
+            shown.epoch(epoch)
+
+    origin = place.origin()
+    spool = Spool(
+        folder=folder,
+        rank=rank,
+        ranks=ranks if place.simulated else 1,
+        visible=rank == 0 or folder is None or (folder / "config.json").is_file(),
+        outage=None if record is None else record.outage,
+    )
+    events = Events(place.clock, event_limit(ranks)) if job.trace else None
+    tracer = None if events is None else Tracer(events, comm)
+    return Worker(
+        comm=None if comm is None else Recorded(comm, tracer=tracer),
+        model=components.model,
+        data=components.data,
+        batches=batches,
+        update=components.update,
+        schedule=components.schedule,
+        rate=scaled_rate(rate, config.lr_scaling, ranks),
+        epochs=config.epochs,
+        on_divergence=config.on_divergence,
+        metrics=job.metrics,
+        replay=None if config.replay is None else Run(config.replay),
+        on_step=shown.step if shown is not None else None,
+        on_epoch=on_epoch if rank == 0 else None,
+        clock=place.clock,
+        meter=place.meter,
+        in_step=_is_in_step(components.strategy),
+        origin=origin,
+        events=events,
+        spool=spool,
+    )
+
+
+def _is_in_step(strategy: Strategy | Train) -> bool:
+    return getattr(strategy, "in_step", True)
+
+
+def _train_and_test(
+    place: RankEnvironment,
+    job: Job,
+    me: Worker,
+    strategy: Strategy | Train,
+    record: Record | None,
+    shown: Progress | None,
+    saver: Saver | None,
+) -> tuple[Collected, tuple[float | None, float | None]]:
+    """Train, and test the model; return the totals of training, and the loss and accuracy on the test samples."""
+    lost = seconds_without_core if not place.simulated else float  # simulated ranks are one process
+    begin = time.perf_counter(), lost()
+    _run_strategy(place, job, me, strategy, record, shown)
+    me.end_training()
+    _remark(me)
+    took, without_core = time.perf_counter() - begin[0], lost() - begin[1]
+    traffic = (0, 0) if me.comm is None else (me.comm.counts.bytes, me.comm.counts.messages)
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # of a model that has diverged
+        tested = me.test()
+    me.stop_clock()
+    if saver is not None:
+        saver.wait()  # its thread reads the files of rows, which rank 0 removes once all ranks are here
+    found = place.collect(me, traffic, in_step=_is_in_step(strategy), without_core=without_core)
+    if place.has_cores:
+        me.remarks += describe_other_programs(found.without_core / me.size, took)
+    return found, tested
 
 
 def _run_strategy(
@@ -697,18 +742,17 @@ def _expected_traffic(
 def _settings_for_record(
     job: Job,
     place: RankEnvironment,
-    data: Dataset,
-    strategy: Strategy | Train,
+    components: Components,
     ranks: int,
     rate: float,
-    update: Update,
 ) -> dict[str, Any]:
     """Return the requested settings, for the record."""
+    data, strategy = components.data, components.strategy
     facts: dict[str, Any] = {}
     if job.metrics:
         facts["metrics"] = sorted(job.metrics)
     if job.optimizer is not None:
-        facts["update"] = describe_update(update)
+        facts["update"] = describe_update(components.update)
     if isinstance(strategy, Strategy):
         facts["strategy_facts"] = Facts.of(strategy, ranks=ranks, update=job.config.update).as_json()
     return {
@@ -760,7 +804,15 @@ def _outcome(
 ) -> dict[str, Any]:
     """Return the results, by field of `Fitted`."""
     last = me.history[-1] if me.history else None
+    epochs = me.last_epoch + 1  # fewer than asked for if the user's program has left its loop
     return {
+        "ranks": me.size,
+        "seed": me.seed,
+        "epochs": epochs,
+        "steps": epochs * me.steps_per_epoch,
+        "data": me.data.name,
+        "model": me.model,
+        "parameters": me.model.x.size,
         "test_accuracy": test_accuracy,
         "test_loss": test_loss,
         "validation_accuracy": last.validation_accuracy if last else None,
@@ -779,7 +831,7 @@ def _outcome(
     }
 
 
-def _keep(me: Worker, events: Events) -> None:
+def _gather_trace(me: Worker, events: Events) -> None:
     """Gather every rank's events in rank 0's tables. Collective."""
     table = gather_events(events, me.origin, me.control)
     if me.rank == 0:

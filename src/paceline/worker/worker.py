@@ -573,7 +573,7 @@ class Worker(Steps):
         self.remarks: list[str] = []
         self.control = Control(comm, self.watch)
         self._on_epoch = on_epoch
-        self._events = events
+        self.events = events
         self._rehearses = comm is not None and meter is None  # simulated ranks have nothing to set up
         self._tested: tuple[float | None, float | None] | None = None
         self.test_metrics: dict[str, float] = {}
@@ -840,7 +840,7 @@ class Worker(Steps):
             clock=self.watch.clock, trials=1 if self._meter is not None else 5,
         )  # fmt: skip
         tries = overlap and not size  # how long messages take
-        with pause_recording(self.comm, self.watch, self._events) if tries else nullcontext():
+        with pause_recording(self.comm, self.watch, self.events) if tries else nullcontext():
             inner = make_exchange(
                 name, self.model, self._off_clock, samples if factors and not in_order else None,
                 whole=whole, in_order=in_order, sending=sending, program=getattr(self.update, "needs", None),
@@ -852,7 +852,7 @@ class Worker(Steps):
             if chosen is not None and "measured" in plan:
                 chosen.nbytes = plan["measured"]["bucket"]
         if self._rehearses and (rehearse := getattr(inner, "rehearse", None)):
-            with pause_recording(self.comm, self.watch, self._events):
+            with pause_recording(self.comm, self.watch, self.events):
                 rehearse()
         self.watch.restart()
         try:
@@ -876,7 +876,7 @@ class Worker(Steps):
         """Prepare averages, over the ranks, of vectors as long as the model's, with the named collective. Collective."""
         made = Mean(self.vector(more=1), self.allreduce, algorithm, self.control, self.watch)
         if self._rehearses:  # sum zeros, so that the first real sum takes no longer than others
-            with pause_recording(self.comm, self.watch, self._events):
+            with pause_recording(self.comm, self.watch, self.events):
                 made.rehearse()
         return made
 
