@@ -13,7 +13,7 @@ import io
 import math
 import re
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -691,10 +691,65 @@ FAR_WORSE = "worse"
 Box = tuple[float, float, float, float]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Areas:
+    """The areas of a drawing of points, in data coordinates.
+
+    Beside the axes is a column for points without x, and below them a band for points far worse than the others.
+    """
+
+    low: float
+    high: float
+    """The limits of x."""
+    column: float
+    """The middle of the column."""
+    end: float
+    """The right edge of the column; that of the axes if there is no column."""
+    bottom: float
+    top: float
+    """The limits of y."""
+    far: tuple[int, ...]
+    """The numbers of the points in the band."""
+    worst: float
+    """The limit of y with the worse values, where the band begins."""
+    level: float
+    """Where points are drawn in the band."""
+    edge: float
+    """The lower edge of the band; if there is none, all three are the same."""
+
+
 def _draw_points(figure: Points, drawing: Drawing, width: float, among: Sequence[str]) -> None:
-    axes, size = drawing.axes, drawing.size
+    axes = drawing.axes
     drawing.height = 250.0 if width < NARROW else min(0.36 * width, 330.0)
     _set_scale(axes.set_xscale, figure.x)
+    areas = _divide_page(figure, width, drawing.height)
+    _draw_areas(figure, drawing, areas, width)
+    front = [figure.points[k] for k in figure.front if k not in areas.far]
+    corners = [(point.x or 0.0, point.y) for point in front] if len(front) > 1 else []
+    if corners:  # between its points only: a line that goes on would look like a spread
+        look = {"color": GREY, "linewidth": 1.2, "dashes": (5, 3), "alpha": 0.8, "zorder": 1.5}
+        axes.plot(*zip(*corners, strict=True), drawstyle="steps-post", **look)
+        drawing.handles.append(_line(label=_describe_front(figure), **look))
+    if figure.level is not None:
+        axes.axhline(figure.level[0], color=INK, linewidth=1, dashes=(2, 2), zorder=1.5)
+        drawing.handles.append(_line(label=figure.level[1], color=INK, linewidth=1, dashes=(2, 2)))
+    marks = _place_points(figure, areas, width, drawing.height)
+    for k, (point, mark) in enumerate(zip(figure.points, marks, strict=True)):
+        _draw_point(figure, point, mark, drawing, among, areas, far=k in areas.far)
+    ticks = [text for text in (label.get_text() for label in axes.get_yticklabels()) if text]
+    room = width - max((text_width(words, drawing.size) for words in ticks), default=0.0) - 12
+
+    def spot(x: float, y: float) -> tuple[float, float]:
+        return _fraction(axes, x, y, room, drawing.height)
+
+    lines, spreads = _find_obstacles(figure, areas, marks, corners, spot, drawing.height)
+    spots, page = [spot(*mark) for mark in marks], (room, drawing.height)
+    _add_labels(figure, drawing, marks, spots, page, lines, spreads, areas.far, among)
+    _add_point_legend(figure, drawing)
+
+
+def _divide_page(figure: Points, width: float, height: float) -> Areas:
+    """Divide a drawing of this size in points into its areas."""
     xs = [v for p in figure.points if p.x is not None for v in (p.x, *(p.x_range or ()))]
     least, most = (
         -math.inf if figure.y.bounds[0] is None else figure.y.bounds[0],
@@ -705,106 +760,108 @@ def _draw_points(figure: Points, drawing: Drawing, width: float, among: Sequence
     ys += [] if figure.level is None else [figure.level[0]]
     low, high = limits(figure.x, xs, margin=0.08)
     bottom, top = limits(figure.y, ys, margin=0.08)
-    outside = [point for point in figure.points if point.x is None]
-    far = [k for k, point in enumerate(figure.points) if not bottom <= point.y <= top]
-    # Those without x that are also beyond the other axis are beside each other: the column has room for them.
-    several = [k for k in far if figure.points[k].x is None]
-    part = min(max(1 / 6, (len(several) + 1) * 15 / (width - 50)), 0.45)
-    place, end = _column_outside(low, high, part, log=figure.x.log) if outside and xs else (high, high)
-    place = place if xs else (low * high) ** 0.5 if figure.x.log else (low + high) / 2
-    axes.set_xlim(low, end)
+    far = tuple(k for k, point in enumerate(figure.points) if not bottom <= point.y <= top)
+    column, end = (low * high) ** 0.5 if figure.x.log else (low + high) / 2, high
+    if xs:
+        # Those without x that are also beyond the other axis are beside each other: the column has room for them.
+        several = sum(figure.points[k].x is None for k in far)
+        part = min(max(1 / 6, (several + 1) * 15 / (width - 50)), 0.45)
+        outside = any(point.x is None for point in figure.points)
+        column, end = _column_outside(low, high, part, log=figure.x.log) if outside else (high, high)
+    edge = level = worst = top if figure.descending else bottom
+    if far:
+        best = bottom if figure.descending else top
+        edge = worst - (best - worst) * BAND / (height - BAND)
+        level = edge + (worst - edge) * ARROW / BAND
+    return Areas(
+        low=low, high=high, column=column, end=end, bottom=bottom, top=top, far=far, worst=worst, level=level, edge=edge
+    )  # fmt: skip
+
+
+def _draw_areas(figure: Points, drawing: Drawing, areas: Areas, width: float) -> None:
+    """Draw the axes with their ticks and labels, and the borders of the column and the band."""
+    axes, size = drawing.axes, drawing.size
+    axes.set_xlim(areas.low, areas.end)
     _set_ticks(axes.xaxis, figure.x)
     _set_ticks(axes.yaxis, figure.y)
-    axes.set_ylim(*((top, bottom) if figure.descending else (bottom, top)))
-    edge = level = top if figure.descending else bottom
-    if far:
-        edge, level = _add_band(figure, drawing, bottom, top)
+    axes.set_ylim(*((areas.top, areas.bottom) if figure.descending else (areas.bottom, areas.top)))
+    if areas.far:
+        _mark_far(figure, drawing, areas)
     axes.grid(color=FAINT, linewidth=0.7)
     axes.set_xlabel("\n".join(wrap(figure.x.label, size, width)), fontsize=size, color=GREY)
     axes.set_title(
         "\n".join(wrap(figure.y.label, size, width - 4 * size)), loc="left", fontsize=size, color=GREY
     )
-    if outside:
-        _mark_outside(figure, drawing, high if xs else None, place)
+    if any(point.x is None for point in figure.points):
+        _mark_outside(figure, drawing, areas)
     else:
-        axes.xaxis.set_major_locator(_select_ticks(axes.xaxis.get_major_locator(), low, high))
-    corners: list[tuple[float, float]] = []
-    front = [figure.points[k] for k in figure.front if k not in far]
-    if len(front) > 1:  # between its points only: a line that goes on would look like a spread
-        corners = [(point.x or 0.0, point.y) for point in front]
-        look = {"color": GREY, "linewidth": 1.2, "dashes": (5, 3), "alpha": 0.8, "zorder": 1.5}
-        axes.plot(*zip(*corners, strict=True), drawstyle="steps-post", **look)
-        drawing.handles.append(_line(label=_describe_front(figure), **look))
-    if figure.level is not None:
-        axes.axhline(figure.level[0], color=INK, linewidth=1, dashes=(2, 2), zorder=1.5)
-        drawing.handles.append(_line(label=figure.level[1], color=INK, linewidth=1, dashes=(2, 2)))
-    spread: dict[int, float] = {}
-    if xs:
-        spread.update(zip(several, _spread_evenly(high, end, len(several), log=figure.x.log), strict=True))
-        beside = [k for k, point in enumerate(figure.points) if point.x is None and k not in far]
-        scale = (drawing.height - BAND * bool(far)) / (top - bottom)
-        for k, offset in zip(beside, _swarm([figure.points[k].y * scale for k in beside]), strict=True):
-            across = offset / (width - 50)
-            spread[k] = place * (end / low) ** across if figure.x.log else place + across * (end - low)
-    marks = []
-    for k, point in enumerate(figure.points):
-        at = spread.get(k, place) if point.x is None else point.x, level if k in far else point.y
-        _draw_point(figure, point, at, drawing, among, (bottom, top), edge if k in far else None)
-        marks.append(at)
-    ticks = [text for text in (label.get_text() for label in axes.get_yticklabels()) if text]
-    room = width - max((text_width(words, size) for words in ticks), default=0.0) - 12
+        ticks = axes.xaxis.get_major_locator()
+        axes.xaxis.set_major_locator(_select_ticks(ticks, areas.low, areas.high))
 
-    def spot(x: float, y: float) -> tuple[float, float]:
-        return _fraction(axes, x, y, room, drawing.height)
 
+def _place_points(figure: Points, areas: Areas, width: float, height: float) -> list[tuple[float, float]]:
+    """Return where the points are drawn; those without x are moved aside, so that they do not cover each other."""
+    points, far, log = figure.points, areas.far, figure.x.log
+    moved: dict[int, float] = {}
+    if any(point.x is not None for point in points):
+        several = [k for k in far if points[k].x is None]
+        moved.update(zip(several, _spread_evenly(areas.high, areas.end, len(several), log=log), strict=True))
+        beside = [k for k, point in enumerate(points) if point.x is None and k not in far]
+        scale = (height - BAND * bool(far)) / (areas.top - areas.bottom)
+        for k, offset in zip(beside, _swarm([points[k].y * scale for k in beside]), strict=True):
+            across, (low, end) = offset / (width - 50), (areas.low, areas.end)
+            moved[k] = areas.column * (end / low) ** across if log else areas.column + across * (end - low)
+    return [
+        (moved.get(k, areas.column) if point.x is None else point.x, areas.level if k in far else point.y)
+        for k, point in enumerate(points)
+    ]
+
+
+def _find_obstacles(
+    figure: Points,
+    areas: Areas,
+    marks: Sequence[tuple[float, float]],
+    corners: Sequence[tuple[float, float]],
+    spot: Callable[[float, float], tuple[float, float]],
+    height: float,
+) -> tuple[list[Box], list[Box]]:
+    """Return the boxes of lines, which no label may cross, and those of the spreads of points.
+
+    `corners`: those of the front. `spot`: where a place in data coordinates is on the page, which has this height.
+    """
     bends = [spot(x, y) for x, y in corners]
     lines = [_line_box(one, (other[0], one[1])) for one, other in pairwise(bends)]
     lines += [_line_box((other[0], one[1]), other) for one, other in pairwise(bends)]
-    lines += [_line_box(spot(marks[k][0], edge), spot(*marks[k])) for k in far]
-    if far:
-        beyond = top if figure.descending else bottom
-        lines.append(_line_box(spot(low, beyond), spot(end, beyond)))
+    lines += [_line_box(spot(marks[k][0], areas.edge), spot(*marks[k])) for k in areas.far]
+    if areas.far:
+        lines.append(_line_box(spot(areas.low, areas.worst), spot(areas.end, areas.worst)))
     if figure.level is not None:
-        lines.append(_line_box(spot(low, figure.level[0]), spot(end, figure.level[0])))
-    if outside and xs:
-        border = spot(high, bottom)[0]
-        lines.append(_line_box((border, 0.0), (border, drawing.height)))
+        lines.append(_line_box(spot(areas.low, figure.level[0]), spot(areas.end, figure.level[0])))
+    if areas.end > areas.high:
+        border = spot(areas.high, areas.bottom)[0]
+        lines.append(_line_box((border, 0.0), (border, height)))
     spreads = []
     for k, (point, (x, y)) in enumerate(zip(figure.points, marks, strict=True)):
         if point.x_range is not None and point.x is not None:
             spreads.append(_line_box(*(spot(end, y) for end in point.x_range)))
-        if point.y_range is not None and k not in far:
-            spreads.append(_line_box(*(spot(x, min(max(end, bottom), top)) for end in point.y_range)))
-    _add_labels(
-        figure,
-        drawing,
-        marks,
-        [spot(*mark) for mark in marks],
-        (room, drawing.height),
-        lines,
-        spreads,
-        far,
-        among,
-    )
-    _add_point_legend(figure, drawing)
+        if point.y_range is not None and k not in areas.far:
+            ends = (min(max(end, areas.bottom), areas.top) for end in point.y_range)
+            spreads.append(_line_box(*(spot(x, end) for end in ends)))
+    return lines, spreads
 
 
-def _add_band(figure: Points, drawing: Drawing, bottom: float, top: float) -> tuple[float, float]:
-    """Add room below the axis for points beyond it; return its lower edge and where the points in it are drawn."""
+def _mark_far(figure: Points, drawing: Drawing, areas: Areas) -> None:
+    """Add the band for points far worse than the others below the axis, and draw its border."""
     from matplotlib.ticker import FixedLocator, FuncFormatter
 
     axes, axis = drawing.axes, drawing.axes.yaxis
-    worst, best = (top, bottom) if figure.descending else (bottom, top)
-    edge = worst - (best - worst) * BAND / (drawing.height - BAND)
-    level = edge + (worst - edge) * ARROW / BAND
-    inside = [value for value in axis.get_major_locator()() if bottom <= value <= top]
-    axes.set_ylim(edge, best)
-    axes.axhline(worst, color=GREY, linewidth=1, dashes=(1.5, 2), zorder=1)
-    axis.set_major_locator(FixedLocator([*inside, level]))
+    inside = [value for value in axis.get_major_locator()() if areas.bottom <= value <= areas.top]
+    axes.set_ylim(areas.edge, areas.bottom if figure.descending else areas.top)
+    axes.axhline(areas.worst, color=GREY, linewidth=1, dashes=(1.5, 2), zorder=1)
+    axis.set_major_locator(FixedLocator([*inside, areas.level]))
     axis.set_major_formatter(
-        FuncFormatter(lambda value, _: FAR_WORSE if value == level else figure.y.spell_tick(value))
+        FuncFormatter(lambda value, _: FAR_WORSE if value == areas.level else figure.y.spell_tick(value))
     )
-    return edge, level
 
 
 def _describe_front(figure: Points) -> str:
@@ -856,20 +913,20 @@ def _swarm(heights: Sequence[float]) -> list[float]:
     return found
 
 
-def _mark_outside(figure: Points, drawing: Drawing, border: float | None, place: float) -> None:
+def _mark_outside(figure: Points, drawing: Drawing, areas: Areas) -> None:
     """Draw the border of the column for points without x, with its meaning below it."""
     from matplotlib.ticker import FixedLocator, FuncFormatter
 
     axis = drawing.axes.xaxis
     inside = []
-    if border is not None:
-        drawing.axes.axvline(border, color=GREY, linewidth=1, dashes=(1.5, 2), zorder=1)
-        inside = [
-            value for value in axis.get_major_locator()() if axis.get_view_interval()[0] <= value <= border
-        ]
-    axis.set_major_locator(FixedLocator([*inside, place]))
+    if areas.end > areas.high:
+        drawing.axes.axvline(areas.high, color=GREY, linewidth=1, dashes=(1.5, 2), zorder=1)
+        inside = [value for value in axis.get_major_locator()() if areas.low <= value <= areas.high]
+    axis.set_major_locator(FixedLocator([*inside, areas.column]))
     axis.set_major_formatter(
-        FuncFormatter(lambda value, _: figure.outside if value == place else figure.x.spell_tick(value))
+        FuncFormatter(
+            lambda value, _: figure.outside if value == areas.column else figure.x.spell_tick(value)
+        )
     )
 
 
@@ -879,24 +936,25 @@ def _draw_point(
     at: tuple[float, float],
     drawing: Drawing,
     among: Sequence[str],
-    inside: tuple[float, float],
-    edge: float | None,
+    areas: Areas,
+    *,
+    far: bool,
 ) -> None:
-    """Draw one point and its spread. `inside`: the limits of y; `edge`: for a point beyond them, where its arrow ends."""
-    axes, style, (x, y), (bottom, top) = drawing.axes, style_of(point.strategy, among), at, inside
+    """Draw one point and its spread; one that is far worse than the others has an arrow in their place."""
+    axes, style, (x, y) = drawing.axes, style_of(point.strategy, among), at
     look = _dot_look(style.colour, simulated=point.simulated, oversubscribed=point.oversubscribed)
     look |= {"marker": style.marker, "markersize": 8}
     if point.stopped:
         look |= {"markerfacecolor": PAPER, "markersize": 5, "markeredgewidth": 1}
-    if edge is not None:
+    if far:
         arrow = {"arrowstyle": "-|>", "color": style.colour, "linewidth": 0.8 if point.stopped else 1.4}
         arrow |= {"shrinkA": 4, "shrinkB": 0, "mutation_scale": 6 if point.stopped else 10}
-        axes.annotate("", (x, edge), xytext=(x, y), arrowprops=arrow, zorder=2.5).set_in_layout(False)
+        axes.annotate("", (x, areas.edge), xytext=(x, y), arrowprops=arrow, zorder=2.5).set_in_layout(False)
     for across, ends in ((True, point.x_range), (False, point.y_range)):
-        missing = point.x is None if across else edge is not None
+        missing = point.x is None if across else far
         if ends is None or ends[0] >= ends[1] or missing:
             continue
-        span = ends if across else (max(ends[0], bottom), min(ends[1], top))
+        span = ends if across else (max(ends[0], areas.bottom), min(ends[1], areas.top))
         line = ([*span], [y, y]) if across else ([x, x], [*span])
         axes.plot(*line, color=style.colour, linewidth=1.1, zorder=2, clip_on=False)
         for end, cut, marker in zip(ends, span, "^v" if figure.descending else "v^", strict=True):
