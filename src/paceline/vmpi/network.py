@@ -727,75 +727,124 @@ def collective_seconds(name: str, p: int, n: float, steps: StepCosts) -> float:
     """
     if p <= 1:
         return 0.0
-    name = COSTS_LIKE.get(name, name)
-    rounds = math.ceil(math.log2(p))
-    exchange, combine = steps.exchange, steps.combine
-    to_neighbour = steps.to_neighbour or exchange
+    if name.startswith("Neighbor"):  # n: the bytes that a rank sends to all its neighbours
+        return steps.exchange(n)
+    seconds = TEXTBOOK.get(COSTS_LIKE.get(name, name), _Textbook.allgather)
+    return seconds(_Textbook(p, n, math.ceil(math.log2(p)), steps, steps.to_neighbour or steps.exchange))
 
-    def halving() -> float:
-        """Return the cost of n bytes halved in every round: a scatter or, backwards, a gather."""
-        return sum(exchange(n / 2**k) for k in range(1, rounds + 1))
 
-    def halving_nearby() -> float:
-        """Return the cost of n bytes halved in every round, first between neighbours; or, backwards, of a gather."""
-        shift = steps.shift
-        if shift is None:
-            return halving()
-        return sum(shift(n / 2 ** (k + 1), steps.count_pairs_apart(2**k, 2**rounds)) for k in range(rounds))
+class _Textbook(NamedTuple):
+    """The costs of collectives of p ranks by textbook algorithms, of several the cheapest."""
 
-    def handing_down(step: Callable[[float], float] = exchange) -> float:
-        """Return the cost of n bytes of which each rank gets its part, down a binomial tree; or, backwards, of a gather."""
-        return sum(step(n * min(2**k, p - 2**k) / p) for k in reversed(range(rounds)))
+    p: int
+    n: float
+    rounds: int
+    steps: StepCosts
+    to_neighbour: Callable[[float], float]
 
-    def combining_halves() -> float:
-        return sum(combine(n / 2**k) for k in range(1, rounds + 1))
+    def barrier(self) -> float:
+        return self.rounds * self.steps.exchange(0)
 
-    def doubling_parts(step: Callable[[float], float] = exchange) -> float:
-        """Return the cost of parts of n bytes that are sent on, together with all that came before."""
-        return sum(step(n * min(2**k, p - 2**k)) for k in range(rounds))
+    def bcast(self) -> float:
+        p, n, to_neighbour = self.p, self.n, self.to_neighbour
+        scattered = self._hand_down(to_neighbour)
+        gathered = min(self._hand_down(self.steps.exchange), (p - 1) * to_neighbour(n / p))
+        return min(self.rounds * to_neighbour(n), scattered + gathered)
 
-    def all_to_all() -> float:
+    def reduce_scatter(self) -> float:
+        halved = self._fold_rest() + self._halve() + self._combine_halves()
+        return min(halved, self._reduce_in_ring())
+
+    def reduce(self) -> float:
+        n, to_neighbour, halve = self.n, self.to_neighbour, self._halve_nearby
+        halved = self._fold_rest() + halve() + self._combine_halves() + halve()
+        ring = self._reduce_in_ring() + self._hand_down(to_neighbour)
+        return min(self.rounds * (to_neighbour(n) + self.steps.combine(n)), halved, ring)
+
+    def scan(self) -> float:
+        return self.rounds * (self.steps.exchange(self.n) + self.steps.combine(self.n))
+
+    def allreduce(self) -> float:
+        p, n = self.p, self.n
+        rest = self._fold_rest()
+        unfold = rest and self.steps.exchange(n)
+        doubling = self.scan() + unfold
+        halved = rest + 2 * self._halve_nearby() + self._combine_halves() + unfold
+        ring = (p - 1) * (2 * self.to_neighbour(n / p) + self.steps.combine(n / p))
+        return min(doubling, halved, ring)
+
+    def gather(self) -> float:
+        return self._double_parts(self.to_neighbour)
+
+    def scatter(self) -> float:
+        return self._hand_down(self.to_neighbour)
+
+    def alltoall(self) -> float:
         """Return the cost of Bruck's rounds, or of exchanges with one rank after the other."""
-        shift = steps.shift
+        p, n, rounds, exchange, shift = self.p, self.n, self.rounds, self.steps.exchange, self.steps.shift
         if shift is None:
             return min(rounds * exchange(n / 2), (p - 1) * exchange(n / p))
         # Distances d and p - d take as long as each other, and so do all beyond the nodes of a switch.
-        alike = _count_steps_alike(p, steps.behind)
+        alike = _count_steps_alike(p, self.steps.behind)
         return min(
-            sum(shift(n / 2, steps.count_crossing(2**k, p)) for k in range(rounds)),
+            sum(shift(n / 2, self.steps.count_crossing(2**k, p)) for k in range(rounds)),
             sum(times * shift(n / p, crossing) for crossing, times in alike),
         )
 
-    # The ranks beyond a power of two, before and after.
-    uneven = 0.0 if p & (p - 1) == 0 else exchange(n) + combine(n)
-    if name == "Barrier":
-        return rounds * exchange(0)
-    if name == "Bcast":
-        scattered = handing_down(to_neighbour)
-        return min(rounds * to_neighbour(n), scattered + min(handing_down(), (p - 1) * to_neighbour(n / p)))
-    if name == "Reduce_scatter":
-        return min(uneven + halving() + combining_halves(), (p - 1) * (to_neighbour(n / p) + combine(n / p)))
-    if name == "Reduce":
-        halved = uneven + halving_nearby() + combining_halves() + halving_nearby()
-        ring = (p - 1) * (to_neighbour(n / p) + combine(n / p)) + handing_down(to_neighbour)
-        return min(rounds * (to_neighbour(n) + combine(n)), halved, ring)
-    if name == "Scan":
-        return rounds * (exchange(n) + combine(n))
-    if name == "Allreduce":
-        doubling = rounds * (exchange(n) + combine(n)) + (uneven and exchange(n))
-        halved = uneven + 2 * halving_nearby() + combining_halves() + (uneven and exchange(n))
-        ring = (p - 1) * (2 * to_neighbour(n / p) + combine(n / p))
-        return min(doubling, halved, ring)
-    if name == "Gather":
-        return doubling_parts(to_neighbour)
-    if name == "Scatter":
-        return handing_down(to_neighbour)
-    if name.startswith("Neighbor"):  # n: the bytes that a rank sends to all its neighbours
-        return exchange(n)
-    if name == "Alltoall":
-        return all_to_all()
-    # Allgather, and calls in which every rank learns a little about every other (Split, Dup, windows …)
-    return min(doubling_parts(), (p - 1) * to_neighbour(n))
+    def allgather(self) -> float:
+        ring = (self.p - 1) * self.to_neighbour(self.n)
+        return min(self._double_parts(self.steps.exchange), ring)
+
+    # ---- parts of algorithms
+
+    def _fold_rest(self) -> float:
+        """Return the cost of adding the arrays of the ranks beyond a power of two to those of others."""
+        uneven = self.p & (self.p - 1) != 0
+        return self.steps.exchange(self.n) + self.steps.combine(self.n) if uneven else 0.0
+
+    def _halve(self) -> float:
+        """Return the cost of n bytes halved in every round: a scatter or, backwards, a gather."""
+        return sum(self.steps.exchange(self.n / 2**k) for k in range(1, self.rounds + 1))
+
+    def _halve_nearby(self) -> float:
+        """Return the cost of n bytes halved in every round, first between neighbours; or, backwards, of a gather."""
+        shift, n, rounds = self.steps.shift, self.n, self.rounds
+        if shift is None:
+            return self._halve()
+        return sum(
+            shift(n / 2 ** (k + 1), self.steps.count_pairs_apart(2**k, 2**rounds)) for k in range(rounds)
+        )
+
+    def _combine_halves(self) -> float:
+        return sum(self.steps.combine(self.n / 2**k) for k in range(1, self.rounds + 1))
+
+    def _reduce_in_ring(self) -> float:
+        part = self.n / self.p
+        return (self.p - 1) * (self.to_neighbour(part) + self.steps.combine(part))
+
+    def _hand_down(self, step: Callable[[float], float]) -> float:
+        """Return the cost of n bytes of which each rank gets its part, down a binomial tree; or, backwards, of a gather."""
+        p, n = self.p, self.n
+        return sum(step(n * min(2**k, p - 2**k) / p) for k in reversed(range(self.rounds)))
+
+    def _double_parts(self, step: Callable[[float], float]) -> float:
+        """Return the cost of parts of n bytes that are sent on, together with all that came before."""
+        p, n = self.p, self.n
+        return sum(step(n * min(2**k, p - 2**k)) for k in range(self.rounds))
+
+
+# All others are calls in which every rank learns a little about every other (Split, Dup, windows …), as in an Allgather.
+TEXTBOOK = {
+    "Barrier": _Textbook.barrier,
+    "Bcast": _Textbook.bcast,
+    "Reduce": _Textbook.reduce,
+    "Allreduce": _Textbook.allreduce,
+    "Reduce_scatter": _Textbook.reduce_scatter,
+    "Scan": _Textbook.scan,
+    "Gather": _Textbook.gather,
+    "Scatter": _Textbook.scatter,
+    "Alltoall": _Textbook.alltoall,
+}
 
 
 def _replace_by(
