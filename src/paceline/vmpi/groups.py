@@ -11,7 +11,7 @@ from typing import Any
 from paceline.vmpi.constants import IDENT, SIMILAR, UNDEFINED, UNEQUAL
 from paceline.vmpi.errors import BufferChanged, CollectiveMismatch, find_site, format_site, mpi_error
 from paceline.vmpi.handles import Handle, constant_name, constants
-from paceline.vmpi.kernel import NOT_WAITING
+from paceline.vmpi.kernel import NOT_WAITING, Kernel
 from paceline.vmpi.requests import Request
 
 
@@ -393,12 +393,26 @@ def meet(
         return request
     del state.meetings[call]
     del kernel.meetings[meeting]
+    _end(kernel, meeting, state.members, name, finish, nbytes, charged=not free_of_charge and size > 1)
+    return request
+
+
+def _end(
+    kernel: Kernel,
+    meeting: Meeting,
+    members: Sequence[int],
+    name: str,
+    finish: Callable[[list[Any]], Sequence[Any]],
+    nbytes: int | Callable[[list[Any]], int],
+    *,
+    charged: bool,
+) -> None:
+    """Complete a meeting that all members have come to: now, or when its rounds are over."""
     try:
         results = finish(meeting.given)
     except Disagreement as found:
         raise CollectiveMismatch(_describe_disagreement(name, meeting, found)) from None
     handed = nbytes if isinstance(nbytes, int) else nbytes(meeting.given)
-    charged = not free_of_charge and size > 1
     kernel.collectives += charged
 
     def complete(advance: Advance | None = None) -> None:
@@ -406,32 +420,32 @@ def meet(
         if charged:
             priced = _blocking_name(name)
             if advance is not None:
-                end += advance.delay(end, kernel.wires.collective(priced, state.members, handed))
-            end = kernel.wires.join(priced, state.members, handed, end)
+                end += advance.delay(end, kernel.wires.collective(priced, members, handed))
+            end = kernel.wires.join(priced, members, handed, end)
             if kernel.faults is not None:
-                end = kernel.faults.collective_delay(name, state.members, meeting.latest, end)
+                end = kernel.faults.collective_delay(name, members, meeting.latest, end)
         schedule = kernel.schedule
         for met, result in zip(meeting.requests, results, strict=True):
             assert met is not None
             met.result = result
             schedule(met.rank, end, met)
 
-    if charged and name[0] == "I" and kernel.wires.needs_calls and kernel.faults is None:
-        advance = Advance(size, kernel.wires.shares(size, handed), complete)
-        for place, met in enumerate(meeting.requests):
-            assert met is not None
-            member = met.rank
-            advance.attend(place, meeting.latest, waits=False)
-            # A rank that is waiting already, or has ended, takes part in every round, from its own clock on: it may have
-            # computed before it began to wait.
-            if not (
-                (member.wake != NOT_WAITING or member.greenlet.dead)
-                and advance.attend(place, max(meeting.latest, member.t), waits=True)
-            ):
-                member.advancing.append((advance, place))
-    else:
+    if not (charged and name[0] == "I" and kernel.wires.needs_calls and kernel.faults is None):
         complete()
-    return request
+        return
+    size = len(members)
+    advance = Advance(size, kernel.wires.shares(size, handed), complete)
+    for place, met in enumerate(meeting.requests):
+        assert met is not None
+        member = met.rank
+        advance.attend(place, meeting.latest, waits=False)
+        # A rank that is waiting already, or has ended, takes part in every round, from its own clock on: it may have
+        # computed before it began to wait.
+        if not (
+            (member.wake != NOT_WAITING or member.greenlet.dead)
+            and advance.attend(place, max(meeting.latest, member.t), waits=True)
+        ):
+            member.advancing.append((advance, place))
 
 
 @cache
