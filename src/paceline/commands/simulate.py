@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from paceline.machine import Machine
     from paceline.models import Model
     from paceline.simulate.case import Workload
+    from paceline.simulate.scaling import Measured, Prediction
     from paceline.simulate.work import Work
     from paceline.training.job import Job
     from paceline.vmpi import Outcome, Script
@@ -157,13 +158,11 @@ def predict_scaling(args: argparse.Namespace) -> int:
     )
     options.check(max(ranks))
     import_from_here()
-    from paceline.commands._prediction import draw, table
-    from paceline.files import json_text, write_json
     from paceline.launch import usable_cores
     from paceline.machine import load_network
     from paceline.record import find_runs
     from paceline.simulate.case import check_job, normalize_name
-    from paceline.simulate.scaling import Scaling, describe, find_measured, to_values
+    from paceline.simulate.scaling import Scaling, find_measured
     from paceline.simulate.work import Work, work_load
 
     work = None if args.work is None else Work.load(args.work, ranks=max(ranks))
@@ -216,14 +215,25 @@ def predict_scaling(args: argparse.Namespace) -> int:
         count, why = next(iter(first.left_out.items()))
         raise UsageError(f"nothing could be simulated: {first.strategy} on {count} ranks: {why}")
     points = find_measured(args.measured, config, strategies, prediction.serial.samples_per_second)
-    told = to_values(bench, prediction, points)
+    _show_prediction(args, bench, prediction, points)
+    return 0
+
+
+def _show_prediction(
+    args: argparse.Namespace, bench: Workload, prediction: Prediction, points: Sequence[Measured]
+) -> None:
+    """Write the figure and the JSON of a prediction, and print its table."""
+    from paceline.commands._prediction import draw, table
+    from paceline.files import json_text, write_json
+    from paceline.simulate.scaling import describe, to_values
+
+    values = to_values(bench, prediction, points)
     args.out.mkdir(parents=True, exist_ok=True)
-    write_json(args.out / "scaling.json", told)
+    write_json(args.out / "scaling.json", values)
     draw(describe(bench), prediction, points, [args.out / "scaling.svg", args.out / "scaling.png"])
-    print(json_text(told) if args.json else table(describe(bench), prediction, points))
+    print(json_text(values) if args.json else table(describe(bench), prediction, points))
     if not args.json:
         print(f"\nfigure: {args.out / 'scaling.svg'}")
-    return 0
 
 
 def _make_jobs(

@@ -42,7 +42,7 @@ from paceline.report.study import (
     select_published,
 )
 from paceline.simulate.options import NAMES, Options
-from paceline.study.folder import Context, Failed
+from paceline.study.folder import Context, Failed, Published
 
 TITLE = "paceline report"
 CAUSES = "Shown for each strategy: its main cause. The table has all causes."
@@ -159,20 +159,7 @@ def _problem(
     rows: list[Row], number: int, context: Context, given: Goal | None, failed: Sequence[Failed]
 ) -> tuple[Section, tuple[str, ...]]:
     """Return the section of one problem, and the sentences about it at the top."""
-    asked, words = (given, "as asked for") if given is not None else (context.target, OF_STUDY)
-    if given is None and context.studies:
-        asked, words = target_in(rows, {study.folder: study.target for study in context.studies})
-    if asked is None and (until := (rows[0].members[0].config.get("asked") or {}).get("until")):
-        with suppress(UsageError):
-            asked, words = Goal.parse(until), "at which its runs end"
-    if asked is not None and any(asked.metric.points(run) for row in rows for run in row.members):
-        rows = replace_metric(rows, asked.metric)
-    else:
-        asked = None  # these runs do not have that metric
-    target = target_of(rows, asked, words)
-    target = (
-        None if len(rows) == 1 and asked is None else target
-    )  # a single row has nothing to be compared with
+    rows, target = _find_target(rows, context, given)
     theirs = select_published(rows, context.published)
     searched = rows[0].setting is not None
     if searched and target is not None:
@@ -186,23 +173,8 @@ def _problem(
         blocks.append(Text(kind="note", lines=tuple(why)))
     if found := remarks(rows):
         blocks.append(foldable(found, f"Remarks in the records ({len(found)})"))
-    lines = () if searched else costs(rows, target)
-    sections: list[Section | None] = (
-        [learning(rows[:CURVES], number, target)]
-        if searched
-        else [
-            Section(title="What each strategy costs", blocks=(Text(kind="list", lines=lines),))
-            if lines
-            else None,
-            diagnosis(rows, number),
-            scaling(rows, number, theirs),
-            end_quality(rows, number, theirs),
-            learning(rows, number, target),
-            Section(title="Where the time went", blocks=(time_split(rows, number),)),
-            staleness(rows, number),
-            traffic(rows, number),
-            published_section(rows, theirs, number),
-        ]
+    sections = (
+        [learning(rows[:CURVES], number, target)] if searched else _sections(rows, number, target, theirs)
     )
     problem = rows[0].problem
     homes = {run.folder.resolve().parent for row in rows for run in row.members}
@@ -218,6 +190,42 @@ def _problem(
     if searched and target is not None:
         return section, (describe_search(rows, target, going_on=going_on),)
     return section, summary(rows, target, failed, names, going_on=going_on)
+
+
+def _find_target(rows: list[Row], context: Context, given: Goal | None) -> tuple[list[Row], Target | None]:
+    """Return the rows by the metric of the target, and the target: what is asked for, or else what suits these rows."""
+    asked, words = (given, "as asked for") if given is not None else (context.target, OF_STUDY)
+    if given is None and context.studies:
+        asked, words = target_in(rows, {study.folder: study.target for study in context.studies})
+    if asked is None and (until := (rows[0].members[0].config.get("asked") or {}).get("until")):
+        with suppress(UsageError):
+            asked, words = Goal.parse(until), "at which its runs end"
+    if asked is not None and any(asked.metric.points(run) for row in rows for run in row.members):
+        rows = replace_metric(rows, asked.metric)
+    else:
+        asked = None  # these runs do not have that metric
+    if len(rows) == 1 and asked is None:
+        return rows, None  # a single row has nothing to be compared with
+    return rows, target_of(rows, asked, words)
+
+
+def _sections(
+    rows: list[Row], number: int, target: Target | None, theirs: Sequence[Published]
+) -> list[Section | None]:
+    """Return the sections about one problem, those without content as None."""
+    lines = costs(rows, target)
+    text = Text(kind="list", lines=lines)
+    return [
+        Section(title="What each strategy costs", blocks=(text,)) if lines else None,
+        diagnosis(rows, number),
+        scaling(rows, number, theirs),
+        end_quality(rows, number, theirs),
+        learning(rows, number, target),
+        Section(title="Where the time went", blocks=(time_split(rows, number),)),
+        staleness(rows, number),
+        traffic(rows, number),
+        published_section(rows, theirs, number),
+    ]
 
 
 # ---- the opening
