@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
+import importlib
 import json
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,8 +17,8 @@ import numpy as np
 import pytest
 
 from paceline import names as registry
-from paceline.cli import COMMANDS, main
-from paceline.commands.list import GIVEN, _field_docs
+from paceline.cli import COMMANDS, Parser, main
+from paceline.commands.list import GIVEN, KINDS, _option_docs, entries
 from paceline.launch import mpiexec
 from paceline.record import Run
 
@@ -113,7 +116,9 @@ BAD = [
     (("train", "--epochs", "one"), "invalid int value: 'one'"),
     (("train", "-n", "0"), "ranks must be at least 1; got 0"),
     (("train", "--data", "iris", "--batch", "1000", "-n", "2"), "120"),
-    (("train", "--epocs", "3"), "unrecognized arguments: --epocs 3"),
+    (("train", "--epocs", "3"), "unrecognized arguments: --epocs 3; did you mean --epochs?"),
+    (("train", "--target", "90%"), "--target 90%; `paceline train --help` lists what it takes"),
+    (("predict", "runs/mine", "--out", "p.csv"), "--out takes the name of an .npz file; got p.csv"),
     (("train", "--data", "iris", "--runs", "/proc/nowhere", "-n", "2"), "cannot write runs to /proc/nowhere"),
     (("train", "--data", "iris", "--runs", "/proc/nowhere", "--strategy", "serial"), "cannot write runs to /proc/nowhere"),
     (("predict", "nothing"), "no such run: nothing"),
@@ -128,9 +133,9 @@ BAD = [
     )),
     (("tune", "--data", "iris", "--target", "190%"), "must be above 0% and at most 100%; got 190%"),
     (("bench", "allreduce", "--algorithms", "rng"), "rng"),
-    (("train", "--on-div", "halve"), "paceline train: unrecognized arguments: --on-div halve"),
+    (("train", "--on-div", "halve"), "unrecognized arguments: --on-div halve; did you mean --on-divergence?"),
     (("tune", "--target", "90%", "--on", "sim"), "paceline tune: unrecognized arguments: --on"),
-    (("bench", "allreduce", "--bytes", "4"), "paceline bench allreduce: unrecognized arguments: --bytes 4"),
+    (("bench", "allreduce", "--bytes", "4"), "arguments: --bytes 4; `paceline bench allreduce --help` lists"),
     (("--verbose", "train"), "paceline: unrecognized arguments: --verbose"),
     (("tune", "--data", "iris", "--target", "-5%"), "paceline tune: a target accuracy must be"),
     (("tune", "--data", "iris", "--target", "90%", "--budget", "-3s"), "paceline tune: budget must be a time"),
@@ -201,8 +206,30 @@ def test_every_command_has_help_and_is_documented(command: str, capsys: pytest.C
     with pytest.raises(SystemExit) as ended:
         main([command, "--help"])
     assert not ended.value.code
-    assert "usage: paceline" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "usage: paceline" in said
+    assert f"examples:\n  paceline {command}" in said
     assert f"paceline {command}" in (ROOT / "README.md").read_text()
+
+
+def parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """Yield a parser and those of its commands."""
+    yield parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for inner in action.choices.values():
+                yield from parsers(inner)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_option_is_explained(command: str) -> None:
+    outer = Parser(prog=f"paceline {command}")
+    importlib.import_module(COMMANDS[command][0]).add_arguments(outer)
+    for parser in parsers(outer):
+        assert "examples:" in (parser.epilog or ""), parser.prog
+        for action in parser._actions:
+            if not isinstance(action, argparse._SubParsersAction):
+                assert action.help, f"{parser.prog}: {action.dest}"
 
 
 def test_list_names_everything(tmp_path: Path) -> None:
@@ -221,7 +248,7 @@ def test_list_names_everything(tmp_path: Path) -> None:
     listed = paceline("list", "rules", cwd=tmp_path).stdout
     assert listed.startswith("rules (parameter-server:rule=)\n")
     assert re.search(
-        r"^  clip +Limit the norm of the mean gradient to .*\n +norm: number = 0.125$", listed, re.M
+        r"^  clip +Limit the norm of the mean gradient to .*\n +norm: number = 0.125 +\S", listed, re.M
     )
 
 
@@ -235,9 +262,18 @@ def test_list_reads_what_is_said_of_a_field_of_yours() -> None:
         """How it
         sounds."""
 
-    assert _field_docs(Mine) == {"loud": "How it sounds"}
-    assert _field_docs(paceline) == {}
-    assert _field_docs(type("Made", (), {})) == {}
+    class Louder(Mine):
+        """Two."""
+
+    assert _option_docs(Mine) == _option_docs(Louder) == {"loud": "How it sounds"}
+    assert _option_docs(type("Made", (), {})) == {}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_list_says_what_every_option_is(kind: str) -> None:
+    for entry in entries(kind):
+        for option in entry["options"]:
+            assert option["about"], f"{entry['name']}: {option['name']}"
 
 
 INTERRUPTED = """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import codecs
 import contextlib
+import difflib
 import importlib
 import io
 import logging
@@ -67,8 +68,22 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:  # argparse would leave it to the outermost parser, which does not know the command
-            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+            self.error(f"unrecognized arguments: {' '.join(unknown)}; {self._hint(unknown)}")
         return found, unknown
+
+    def _hint(self, unknown: Sequence[str]) -> str:
+        """Name the option that an unknown one may stand for, or say where the options are listed."""
+        options = [
+            spelling
+            for action in self._actions
+            for spelling in action.option_strings
+            if action.help != argparse.SUPPRESS and spelling.startswith("--")
+        ]
+        for word in (word.partition("=")[0] for word in unknown if word.startswith("--")):
+            longer = [option for option in options if len(word) > 4 and option.startswith(word)]
+            if close := longer or difflib.get_close_matches(word, options, n=1, cutoff=0.75):
+                return f"did you mean {close[0]}?"
+        return f"`{self.prog} --help` lists what it takes"
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {one_line(message)}\n")

@@ -54,7 +54,9 @@ class Cosine:
     """
 
     warmup: int = 0
+    """The number of steps over which the rate rises."""
     final: float = 0.0
+    """The rate at the end of the run, as a fraction of the full rate."""
 
     def __post_init__(self) -> None:
         if self.warmup < 0:
@@ -80,7 +82,9 @@ class Step:
     """
 
     every: int
+    """The number of steps between two changes of the rate."""
     times: float = 0.1
+    """The factor of each change."""
 
     def __post_init__(self) -> None:
         if self.every < 1:
@@ -105,6 +109,7 @@ class Warmup:
     """
 
     steps: int = 100
+    """The number of steps over which the rate rises."""
 
     def __post_init__(self) -> None:
         if self.steps < 1:

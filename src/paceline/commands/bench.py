@@ -14,11 +14,12 @@ from paceline.errors import UsageError
 if TYPE_CHECKING:
     from paceline.figures import Lines
 
-EPILOG = """
+EXAMPLES = """
 examples:
   paceline bench allreduce -n 2,4,8
   paceline bench allreduce -n 4 --sizes 437544,16MiB --algorithms ring,native --plot ring.svg
-
+"""
+COLUMNS = """
 columns: algbw = size / time, busbw = algbw * 2(p-1)/p, as nccl-tests defines them; messages and bytes are
 those that the busiest rank sent, counted and by the formula (for native: calls of MPI, and bytes handed to
 it); model is alpha * rounds + beta * bytes + gamma * bytes combined.
@@ -33,23 +34,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what to measure, and where the result goes."""
     kinds = parser.add_subparsers(dest="benchmark", metavar="BENCHMARK", required=True)
     about = "time every collective at every size, and compare it with the theory and with MPI's own Allreduce"
-    parser = kinds.add_parser("allreduce", help=about, description=about)
-    parser.epilog = EPILOG
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EXAMPLES
+    parser = kinds.add_parser("allreduce", help=about, description=f"{about[0].upper()}{about[1:]}.")
+    parser.epilog = EXAMPLES + COLUMNS
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument(
-        "-n", dest="ranks", help="rank counts; default: 2,4,8, or with --hosts as many as they take"
+        "-n",
+        dest="ranks",
+        metavar="LIST",
+        help="numbers of ranks (default: 2,4,8, or with --hosts as many as they take)",
     )
     add_hosts(parser)
     parser.add_argument(
-        "--sizes", default="1KiB..64MiB", help="a list or a range of bytes; default: 1KiB..64MiB"
-    )
-    parser.add_argument("--algorithms", help="names separated by commas; default: all")
-    parser.add_argument("--dtype", default="float32", help="type of the numbers; default: float32")
-    parser.add_argument(
-        "--repeats", type=int, default=100, help="maximum number of calls of each; default: 100"
+        "--sizes",
+        default="1KiB..64MiB",
+        metavar="LIST",
+        help="a list (4KiB,1MiB) or a range (1KiB..64MiB) of bytes (default: 1KiB..64MiB)",
     )
     parser.add_argument(
-        "--seconds", type=float, default=0.3, help="maximum seconds for the calls of each; default: 0.3"
+        "--algorithms", metavar="LIST", help="collectives, separated by commas (default: all)"
+    )
+    parser.add_argument("--dtype", default="float32", help="type of the numbers (default: float32)")
+    parser.add_argument(
+        "--repeats", type=int, default=100, metavar="N", help="the most calls of each (default: 100)"
+    )
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=0.3,
+        metavar="S",
+        help="the most seconds for the calls of each (default: 0.3)",
     )
     parser.add_argument("--json", type=parse_path, metavar="FILE", help="write every measurement to FILE")
     parser.add_argument("--plot", type=parse_path, metavar="FILE", help="draw the result: .png, .svg or .pdf")

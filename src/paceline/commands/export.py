@@ -22,7 +22,11 @@ examples:
 Runs that have been exported before are left as they are.
 """
     parser.add_argument(
-        "runs", nargs="+", type=parse_path, help="folders of runs, or folders that contain runs"
+        "runs",
+        nargs="+",
+        metavar="RUNS",
+        type=parse_path,
+        help="folders of runs, or folders that contain runs",
     )
     parser.add_argument("--to", required=True, choices=TOOLS, help="the tool to export to")
     parser.add_argument("--out", type=parse_path, metavar="DIR", help="folder to write to")

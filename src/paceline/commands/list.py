@@ -7,12 +7,19 @@ import ast
 import inspect
 import itertools
 import json
+import re
 import textwrap
 import typing
 from typing import Any, Literal
 
 from paceline import names
 
+EXAMPLES = """
+examples:
+  paceline list
+  paceline list strategies
+  paceline list data --json
+"""
 KINDS = tuple(names.OFFERS)
 # Where a name of each kind is used.
 GIVEN = {
@@ -28,7 +35,10 @@ GIVEN = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments."""
-    parser.add_argument("kind", nargs="?", choices=KINDS, help="list only this kind")
+    parser.epilog = EXAMPLES
+    parser.add_argument(
+        "kind", metavar="KIND", nargs="?", choices=KINDS, help=f"list only this kind: {', '.join(KINDS)}"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -68,7 +78,7 @@ def _entry(kind: str, name: str) -> dict[str, Any]:
     if kind == "collectives" or (ours and kind in ("data", "models")):
         about = inspect.getdoc(inspect.getmodule(target)) or about
     options = {} if kind == "collectives" else names.options_of(target, kind)
-    documented = _field_docs(target)
+    documented = _option_docs(target)
     return {
         "name": name,
         "about": about.partition("\n")[0],
@@ -84,10 +94,28 @@ def _entry(kind: str, name: str) -> dict[str, Any]:
     }
 
 
-def _field_docs(target: Any) -> dict[str, str]:
-    """Return the docstrings of the fields of a dataclass, each in one line."""
-    if not isinstance(target, type):
-        return {}
+def _option_docs(target: Any) -> dict[str, str]:
+    """Return what is said of each option: below the fields of a dataclass, or in the docstring of a function."""
+    if isinstance(target, type):
+        return {name: words for one in reversed(target.__mro__) for name, words in _field_docs(one).items()}
+    return _parameter_docs(target)
+
+
+def _parameter_docs(target: Any) -> dict[str, str]:
+    """Return what the docstring of a function says of its parameters, in lines such as "`name`: text".
+
+    >>> def load(path, seed=0):
+    ...     "`path`: the file,\\n    or a folder.\\n`seed`: a number."
+    >>> _parameter_docs(load)
+    {'path': 'The file, or a folder', 'seed': 'A number'}
+    """
+    found = re.findall(r"^`(\w+)`: (.*(?:\n +\S.*)*)", inspect.getdoc(target) or "", re.MULTILINE)
+    lines = {name: " ".join(words.split()).removesuffix(".") for name, words in found}
+    return {name: words[0].upper() + words[1:] for name, words in lines.items()}
+
+
+def _field_docs(target: type) -> dict[str, str]:
+    """Return the docstrings of the fields that a dataclass itself defines, each in one line."""
     try:
         [definition] = ast.parse(textwrap.dedent(inspect.getsource(target))).body
     except (OSError, TypeError, SyntaxError, ValueError):  # no source to read

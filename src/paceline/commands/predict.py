@@ -8,6 +8,7 @@ import sys
 import numpy as np
 
 from paceline.commands import import_from_here, parse_path
+from paceline.errors import UsageError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,7 +18,7 @@ examples:
   paceline predict runs/20260101-120000-sync-n4-s0
   paceline predict RUN --data new.npz --out predictions.npz
 """
-    parser.add_argument("run", type=parse_path, help="folder of the run whose network is used")
+    parser.add_argument("run", metavar="RUN", type=parse_path, help="folder of the run whose network is used")
     parser.add_argument("--data", metavar="DATA", help="samples to predict (default: the data of the run)")
     parser.add_argument(
         "--split",
@@ -42,6 +43,8 @@ def main(args: argparse.Namespace) -> int:
     from paceline.text import one_line, percent
 
     if args.out is not None:
+        if args.out.suffix != ".npz":
+            raise UsageError(f"--out takes the name of an .npz file; got {args.out}")
         check_place(args.out)
     import_from_here()
     predicted = predict(args.run, data=args.data, split=args.split, trust=args.trust)

@@ -25,7 +25,11 @@ examples:
   paceline report runs --target 'perplexity<=12'
 """
     parser.add_argument(
-        "runs", nargs="+", type=parse_path, help="folders of runs, or folders that contain runs"
+        "runs",
+        nargs="+",
+        metavar="RUNS",
+        type=parse_path,
+        help="folders of runs, or folders that contain runs",
     )
     parser.add_argument(
         "-o", "--out", type=parse_path, action="append", metavar="FILE",

@@ -20,8 +20,8 @@ examples:
   paceline resume runs/mine -n 8               on another number of ranks
   paceline resume runs/mine --epochs 5         five epochs more than it was asked for
 
-The settings are those of the run. On the same number of ranks, strategies in step continue as if they had never been
-stopped, bit for bit.
+The settings are those of the run, except for "checkpoints and failures": give these again. On the same number of ranks,
+strategies in step continue as if they had never been stopped, bit for bit.
 exit status: as for `paceline train`
 """
 

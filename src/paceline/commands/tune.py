@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.commands import (
+    Given,
     add_settings,
     handle_signals,
     import_from_here,
@@ -71,8 +72,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--budget", default="10m", metavar="TIME", help="time for the search: 60s, 10m, 1h (default: 10m)"
     )
-    groups = add_settings(parser, but=(*NOT_HERE, *SEARCHED))
+    groups = add_settings(parser, but=(*NOT_HERE, *SEARCHED, "epochs"))
     how, where = groups["how to train"], groups["where to run"]
+    how.add_argument(
+        "--epochs", action=Given, type=int, default=Config.epochs, metavar="N",
+        help="the most passes over the training data in a run (default: as many as the budget allows, or "
+        f"{Config.epochs} if the schedule depends on them)",
+    )  # fmt: skip
     how.add_argument(
         "--strategy", type=_strategies, default=(), metavar="LIST", help="search only these strategies"
     )

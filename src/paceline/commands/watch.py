@@ -37,7 +37,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments."""
     parser.epilog = EXAMPLES
     parser.add_argument(
-        "runs", nargs="+", type=parse_path, help="folders of runs, or folders that contain runs"
+        "runs",
+        nargs="+",
+        metavar="RUNS",
+        type=parse_path,
+        help="folders of runs, or folders that contain runs",
     )
     parser.add_argument(
         "--port", type=int, default=0, metavar="N", help="serve the page on this port (default: a free one)"

@@ -39,10 +39,15 @@ def load(
     seed: int = 0,
     target: Literal["classes", "values"] | None = None,
 ) -> Dataset:
-    """Load the rows of a file, divided at random, each class evenly; `label` is a column's name or number.
+    """Load the rows of a file, divided at random, each class evenly.
 
-    The last column is the label by default. `labels` says whether labels are classes or numbers. `validation` and
-    `test` are fractions, or numbers of samples from 1 on. `target` is the former name of `labels`.
+    `path`: the file.
+    `label`: the column of the labels, by name or by number from 1; by default the last one.
+    `labels`: what the labels are; auto: chosen by their values.
+    `validation`: the samples to validate with, cut from the training samples: a fraction, or their number from 1 on.
+    `test`: the samples to test with, cut off in the same way.
+    `seed`: which random division into parts to use.
+    `target`: the former name of `labels`, with `values` for numbers.
     """
     file = Path(path).expanduser()
     kind = choose_labels(str(file), None if labels == "auto" else labels, target)

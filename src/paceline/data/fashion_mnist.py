@@ -18,7 +18,11 @@ NAMES = ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "
 
 
 def load(*, path: str = DEBIAN, validation: float = 10_000) -> Dataset:
-    """Load 50,000, 10,000 and 10,000 images to train, validate and test; `validation=0` trains on 60,000."""
+    """Load 50,000, 10,000 and 10,000 images to train, validate and test.
+
+    `path`: the folder of the IDX files.
+    `validation`: the number of images of the original training set, from its end, to validate with; 0 trains on all 60,000.
+    """
     if not Path(path).expanduser().is_dir():
         raise UsageError(
             f"fashion-mnist: no folder {path}; apt install dataset-fashion-mnist, "

@@ -34,10 +34,12 @@ class _Readable(Protocol):
 
 
 def load(*, path: str, validation: float = 1 / 6, test: float = 0.1, scale: float | None = None) -> Dataset:
-    """Load the images and labels of a folder; the last `validation` of train (1/6: 10,000 of MNIST) validate.
+    """Load the images and labels of a folder; parts that it does not have are cut off the end of train.
 
-    `test` is cut off train in the same way when there are no test files. Amounts below 1 are fractions, from 1
-    on numbers of samples. uint8 images are multiplied by `scale`, 1/255 by default.
+    `path`: the folder.
+    `validation`: the samples to cut off for validation if there are none: a fraction, or their number from 1 on.
+    `test`: the samples to cut off for testing if there are none, in the same way.
+    `scale`: the factor of images of bytes; by default 1/255.
     """
     folder = Path(path).expanduser()
     if not folder.is_dir():

@@ -49,10 +49,14 @@ def load(
     test: float = 0.1,
     seed: int = 0,
 ) -> Dataset:
-    """Load the images of a folder, resized to `size` (150, or 200x150 for width and height), in colour or grey.
+    """Load the images of a folder; a part that it does not have is cut from train at random, each class evenly.
 
-    Without `size`, all images must have the same size. A part that the folder does not have is cut from train at
-    random, each class evenly: `validation` and `test` are fractions, or numbers of images from 1 on.
+    `path`: the folder.
+    `size`: the size to which images are resized: 150, or 200x150 for width and height; by default all must have the same.
+    `color`: read images in colour, not in grey.
+    `validation`: the samples to cut off for validation if there are none: a fraction, or their number from 1 on.
+    `test`: the samples to cut off for testing if there are none, in the same way.
+    `seed`: which random division into parts to use.
     """
     folder = Path(path).expanduser()
     if not folder.is_dir():

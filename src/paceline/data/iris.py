@@ -12,6 +12,10 @@ from paceline.data._dataset import ArraySplit, Dataset, divide
 def load(*, validation: float = 0.1, test: float = 0.1, seed: int = 0) -> Dataset:
     """Load 120, 15 and 15 flowers to train, validate and test, each species evenly, drawn from `seed`.
 
+    `validation`: the samples to validate with, cut from the training samples: a fraction, or their number from 1 on.
+    `test`: the samples to test with, cut off in the same way.
+    `seed`: which random division into parts to use.
+
     >>> data = load(test=0.2, validation=0)
     >>> len(data.train), len(data.test)
     (120, 30)

@@ -12,7 +12,9 @@ from paceline.errors import UsageError
 
 
 def load(*, validation: int = 10_000) -> Dataset:
-    """Load 50,000, 10,000 and 10,000 images to train, validate and test; `validation=0` trains on 60,000.
+    """Load 50,000, 10,000 and 10,000 images to train, validate and test.
+
+    `validation`: the number of images of the original training set, from its end, to validate with; 0 trains on all 60,000.
 
     >>> len(load(validation=0).train)
     60000

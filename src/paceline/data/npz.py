@@ -37,10 +37,17 @@ def load(
 ) -> Dataset:
     """Load the arrays of a file; a part that it does not have is cut from train at random, each class evenly.
 
-    `inputs` and `label` name the arrays where they have other names. `labels` says whether labels are `classes` or
-    `numbers`; labels of `ignore_index` count for nothing. `validation` and `test` are fractions, or numbers of samples
-    from 1 on; uint8 inputs are multiplied by `scale`, 1/255 by default. `target` is the former name of `labels`; any
-    other text as `labels` is the former spelling of `label`.
+    `path`: the file.
+    `inputs`: the name of the array of inputs, if it is not a usual one.
+    `label`: the name of the array of labels, if it is not a usual one.
+    `labels`: what the labels are: classes or numbers; by default chosen by their type. Any other text is the former
+        spelling of `label`.
+    `validation`: the samples to cut off for validation if there are none: a fraction, or their number from 1 on.
+    `test`: the samples to cut off for testing if there are none, in the same way.
+    `seed`: which random division into parts to use.
+    `scale`: the factor of inputs that are bytes; by default 1/255.
+    `ignore_index`: the label of what is ignored, such as padding.
+    `target`: the former name of `labels`, with `values` for numbers.
     """
     file = Path(path).expanduser()
     if not file.is_file():

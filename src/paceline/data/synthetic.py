@@ -29,7 +29,15 @@ def load(
     validation: float = 0.1,
     test: float = 0.1,
 ) -> Dataset:
-    """Draw samples from a seed; `features` is a number, or a shape such as 28x28.
+    """Draw samples from a seed.
+
+    `samples`: the number of samples.
+    `features`: the number of values of a sample, or its shape, such as 28x28.
+    `classes`: the number of classes; 0: the labels are numbers.
+    `noise`: the standard deviation of the samples around the centre of their class, or of the labels that are numbers.
+    `seed`: which samples are drawn, and how they are divided.
+    `validation`: the samples to validate with, cut from the training samples: a fraction, or their number from 1 on.
+    `test`: the samples to test with, cut off in the same way.
 
     >>> data = load(samples=100, features="1x8x8", classes=2)
     >>> data.shape, data.classes, len(data.train), len(data.validation), len(data.test)

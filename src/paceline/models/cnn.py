@@ -23,7 +23,10 @@ SMALLEST = 20  # pixels per side: two 5x5 convolutions and three 2x2 poolings le
 
 
 def build(data: Dataset, *, dropout: float = 0.5, seed: int = 0, dtype: Any = "float32") -> TorchModel:
-    """Build the network for the images of `data`, with PyTorch's own initialisation, drawn from the seed."""
+    """Build the network for the images of `data`, with PyTorch's own initialisation, drawn from the seed.
+
+    `dropout`: the fraction of the activations that is set to 0 in training.
+    """
     check_data(data)
     channels, height, width, channels_last = _image(data)
     try:

@@ -344,7 +344,14 @@ def build(
     seed: int = 0,
     dtype: DTypeLike = np.float32,
 ) -> MLP:
-    """Build a network from the inputs of the data through hidden layers to its classes (or values)."""
+    """Build a network from the inputs of the data through hidden layers to its classes (or values).
+
+    `hidden`: the number of units in each hidden layer.
+    `activation`: the function that is applied to the units of the hidden layers.
+    `loss`: what training minimises; numbers that are predicted need squared-error.
+    `standardise`: shift and scale every input by its mean and standard deviation over the training samples.
+    `normalise`: normalise the activations of each sample in every hidden layer (layer normalisation).
+    """
     if has_several(data.train):
         raise UsageError(
             f"mlp takes one array of features; {data.name} has {len(fields_of(data.train))} inputs by name or position"

@@ -38,6 +38,7 @@ class Elastic(OnOwnData):
     moving_rate: float | None = None
     """The strength of a pull, alpha; by default 0.9 / ranks."""
     allreduce: str = "auto"
+    """The collective that computes the mean of the ranks' weights; `paceline list collectives` shows them."""
 
     interval_option: ClassVar[str] = "every"
     saves: ClassVar[Saves] = "together"

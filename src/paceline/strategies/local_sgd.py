@@ -55,6 +55,7 @@ class LocalSgd(OnOwnData):
     outer_lr: float = 1.0
     """The fraction of a round's change to apply; DiLoCo uses 0.7."""
     allreduce: str = "auto"
+    """The collective that averages the weights; `paceline list collectives` shows them."""
 
     interval_option: ClassVar[str] = "every"
     saves: ClassVar[Saves] = "together"

@@ -45,6 +45,7 @@ class Psgd(OnOwnData):
     tolerance: float | None = None
     """A rank stops when its mean loss fell by less than this fraction in an epoch; none: after its last epoch."""
     allreduce: str = "auto"
+    """The collective that averages the weights; `paceline list collectives` shows them."""
 
     def __post_init__(self) -> None:
         if self.tolerance is not None:

@@ -46,6 +46,7 @@ class Sync(Strategy):
     """In each step, ranks compute pieces of one batch, sum gradients with any collective, and apply the same update."""
 
     allreduce: str = "auto"
+    """The collective that sums the gradients; `paceline list collectives` shows them."""
     balance: bool = False
     """Give slower ranks smaller pieces, based on measured times."""
     overlap: bool = False

@@ -28,6 +28,7 @@ class WeightAverage(OnOwnData):
     """Every rank trains on its own share of the data; after every batch the weights are averaged."""
 
     allreduce: str = "auto"
+    """The collective that averages the weights; `paceline list collectives` shows them."""
 
     saves: ClassVar[Saves] = "together"
     colour: ClassVar[str] = "#56B4E9"

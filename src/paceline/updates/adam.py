@@ -29,9 +29,13 @@ class Adam:
     """
 
     beta1: float = 0.9
+    """The share of the previous mean of the gradients in the new one."""
     beta2: float = 0.999
+    """The share of the previous mean of the squared gradients in the new one."""
     epsilon: float = 1e-8
+    """Added to the root of that mean, so that nothing is divided by zero."""
     weight_decay: float = 0.0
+    """The fraction by which the parameters shrink in a step, at a learning rate of 1 (decoupled weight decay)."""
 
     def __post_init__(self) -> None:
         check_below_one("beta1 of adam", self.beta1)

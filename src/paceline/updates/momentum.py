@@ -28,7 +28,9 @@ class Momentum:
     """
 
     beta: float = 0.9
+    """The share of the previous velocity in the new one."""
     weight_decay: float = 0.0
+    """The fraction of the parameters that is added to the gradient (an L2 penalty)."""
 
     def __post_init__(self) -> None:
         name = type(self).__name__.lower()

@@ -26,7 +26,9 @@ class Rms:
     """
 
     decay: float = 0.99
+    """The share of the previous mean of the squared gradients in the new one."""
     epsilon: float = 1e-8
+    """Added to the root of that mean, so that nothing is divided by zero."""
 
     def __post_init__(self) -> None:
         check_below_one("decay of rms", self.decay)

@@ -27,6 +27,7 @@ class Sgd:
 
     keeps_nothing: ClassVar[bool] = True
     weight_decay: float = 0.0
+    """The fraction by which the parameters shrink in a step, at a learning rate of 1 (decoupled weight decay)."""
 
     def __post_init__(self) -> None:
         check_not_negative("weight-decay of sgd", self.weight_decay)

@@ -78,6 +78,7 @@ class ParameterServer(Strategy):
     """Asynchronous: masters own parts of x; workers send gradients, receive new values and do not wait for each other."""
 
     masters: int = 1
+    """The number of masters: ranks that own parts of x and compute no gradients."""
     rule: str = AUTO
     """The master's rule for stale gradients; options of a rule are separated by slashes. auto: adaptive, which makes the
     whole step, if the run's update is plain sgd; otherwise plain, which leaves the step to the update."""

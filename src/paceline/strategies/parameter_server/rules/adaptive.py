@@ -31,7 +31,7 @@ BEGINNING, AVERAGED_EVERY = 16, 4
 
 @dataclass(frozen=True, kw_only=True)
 class Adaptive:
-    """Keeps its accuracy from 1 to 63 workers with the same settings; docs/rules.md has the figures.
+    """Keeps most of its accuracy from 1 to about 30 workers with the same settings.
 
     It makes the whole step, so the run's update has no part in it. Of the learning rate only the fourth root counts (16
     times the rate doubles the step), and a schedule's factor in full.
@@ -54,7 +54,7 @@ class Adaptive:
     patience: float = 12.0
     """The staleness at which steps are 2^(3/2) times shorter."""
     decay: float = 0.98
-    """rho."""
+    """rho: the share of the previous mean of the squared gradients in the new one."""
     recency: float = 6.0
     """r: the k-th point counts as k^r in the average; 0: all points count the same."""
     mix: float = 0.6

@@ -33,6 +33,7 @@ class Clip(Rule):
     changes_fresh: ClassVar[bool] = True
 
     norm: float = 0.125
+    """The largest norm of the mean gradient of a piece."""
 
     def __post_init__(self) -> None:
         check_positive("norm of clip", self.norm)

@@ -40,6 +40,7 @@ class Dana:
     own_momentum: ClassVar[bool] = True
 
     gamma: float = 0.9
+    """The share of a worker's previous momentum in the new one."""
 
     def __post_init__(self) -> None:
         check_below_one("gamma of dana", self.gamma)

@@ -36,9 +36,13 @@ class Dc(Rule):
     """
 
     variant: Literal["adaptive", "constant"] = "adaptive"
+    """adaptive: the correction is divided by the gradient's typical size; constant: it is not."""
     strength: float | None = None
+    """The strength of the correction, lambda_0; by default 2 if adaptive, 0.04 if constant."""
     decay: float = 0.95
+    """The share of the previous mean of the squared gradients in the new one."""
     epsilon: float = 1e-7
+    """Added to that mean, so that nothing is divided by zero."""
 
     def __post_init__(self) -> None:
         if self.variant not in STRENGTH:

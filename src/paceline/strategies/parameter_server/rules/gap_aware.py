@@ -32,7 +32,9 @@ class GapAware(Rule):
     """
 
     decay: float = 0.99
+    """The share of the previous mean of the squared gradients in the new one."""
     epsilon: float = 1e-12
+    """Added to both sides of a division, so that nothing is divided by zero."""
 
     def __post_init__(self) -> None:
         check_below_one("decay of gap-aware", self.decay)

@@ -33,8 +33,11 @@ class Rms(Rule):
     changes_fresh: ClassVar[bool] = True
 
     step: float = 0.002
+    """The step of a coordinate for a gradient of typical size."""
     decay: float = 0.99
+    """The share of the previous mean of the squared gradients in the new one."""
     epsilon: float = 1e-8
+    """Added to the root of that mean, so that nothing is divided by zero."""
 
     def __post_init__(self) -> None:
         check_positive("step of rms", self.step)
