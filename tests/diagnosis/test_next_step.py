@@ -286,6 +286,8 @@ def test_a_run_that_learned_nothing(tmp_path: Path) -> None:
     assert "--lr" not in said
     run.config["asked"]["lr"] = None
     assert "--epochs=4" in next_step(run)
+    run.config["epochs"] = 0
+    assert next_step(run) == "nothing yet: it was not trained"
 
 
 def test_sync_on_one_rank_is_one_process(tmp_path: Path) -> None:

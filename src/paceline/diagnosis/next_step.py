@@ -137,6 +137,8 @@ def _doubt(better: Row, row: Row, rows: Sequence[Row]) -> str:
 def _learn_something(run: Run) -> str:
     """Return the model's own learning rate as advice for a run that learned nothing, or more epochs if it had that."""
     rate = (run.config.get("asked") or {}).get("lr")
+    if not run.config["epochs"]:
+        return f"{NOTHING} yet: it was not trained"
     if rate is None:
         return _spell_command(
             run, {"epochs": str(MOST_GROWTH * run.config["epochs"])}, "it learned nothing: more epochs"
