@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from typing import Any
 
 import numpy as np
@@ -300,10 +301,87 @@ def refused(comm: Any) -> list[str]:
     return found
 
 
+def objects(comm: Any) -> list[Any]:
+    """The order in which reductions combine objects, copies of what is sent, and a program's own MPI.pickle."""
+    from mpi4py import MPI
+
+    def join(a: str, b: str) -> str:
+        return f"({a}{b})"
+
+    def extend(a: list[int], b: list[int]) -> list[int]:
+        a.extend(b)
+        return a
+
+    letter, mine, number = "abcdefghi"[comm.rank], [comm.rank], 0.1 + comm.rank / 7
+    found: list[Any] = [comm.reduce(letter, join, root=comm.size - 1)]
+    for call in (comm.allreduce, comm.scan, comm.exscan):
+        found += [call(letter, join), call(mine, extend), repr(call(number))]
+    side = comm.rank % 2
+    half = comm.Split(side)
+    both = half.Create_intercomm(0, comm, 1 - side, 7)
+    found += [mine, both.allreduce(letter, join)]
+    root = side and (MPI.ROOT if comm.rank == 1 else MPI.PROC_NULL)
+    found.append(both.reduce(letter, join, root=root))
+    both.Free()
+    half.Free()
+    shared = comm.bcast(mine, root=1)
+    shared.append(9)
+    found += [mine, shared]
+    comm.send(lambda: 0, MPI.PROC_NULL)  # an object that cannot be pickled
+    comm.bsend(lambda: 0, MPI.PROC_NULL)
+
+    def dumps(thing: Any) -> bytes:
+        return json.dumps([comm.rank, thing]).encode()
+
+    before = MPI.pickle.PROTOCOL
+    MPI.pickle.__init__(dumps, lambda data: json.loads(bytes(data)))  # type: ignore[misc]
+    found += [comm.bcast((1, 2), root=1), comm.sendrecv(0, comm.rank, source=comm.rank), comm.allgather(())]
+    found.append(MPI.pickle.PROTOCOL)
+    MPI.pickle.__init__()  # type: ignore[misc]
+    return [*found, before == MPI.pickle.PROTOCOL, comm.bcast((1, 2)) == (1, 2)]
+
+
+def types_of_elements(comm: Any) -> list[Any]:
+    """The codes of datatypes, and which operations combine which of them."""
+    from mpi4py import MPI
+
+    found: list[Any] = []
+    codes = "? b B h H i I l L q Q f d g D G c S s a U M m u Zd b1 i1 i4 u8 f4 f8 c16 S1 U1 M8 m8 O V S4 <i4 float64"
+    for code in codes.split():
+        try:
+            datatype = MPI.Datatype.fromcode(code)
+            known = MPI._typedict[code]
+            found.append([code, datatype.Get_size(), datatype.typechar, datatype.typestr, known == datatype])
+        except ValueError:
+            found.append([code, code in MPI._typedict])
+    operations = "SUM PROD MAX MIN LAND LOR LXOR BAND BOR BXOR MAXLOC MINLOC REPLACE NO_OP"
+    with np.errstate(all="ignore"):
+        for letter in "?bBhHiIlLqQfdgFDG":
+            for name in operations.split():
+                into = np.zeros(2, letter)
+                try:
+                    comm.Allreduce(np.array([comm.rank, 1]).astype(letter), into, getattr(MPI, name))
+                    found.append([letter, name, str(into)])
+                except MPI.Exception as error:
+                    found.append([letter, name, error.Get_error_class() == MPI.ERR_OP])
+    try:
+        comm.Allreduce(np.ones(1, "?"), np.zeros(1, "?"))
+    except MPI.Exception as error:
+        found.append(error.Get_error_class() == MPI.ERR_OP)
+    try:
+        comm.Send(np.ones(1), comm.rank, 1 << 31)
+    except OverflowError:
+        found.append("no such tag")
+    return found
+
+
 CASES = {
     each.__name__: each
-    for each in (datatypes, one_sided, arrangements, two_groups, repeated, attributes, operations, refused)
-}
+    for each in (
+        datatypes, one_sided, arrangements, two_groups, repeated, attributes, operations, refused, objects,
+        types_of_elements,
+    )
+}  # fmt: skip
 
 
 def play(comm: Any) -> list[Any]:

@@ -22,7 +22,7 @@ import mpi4py
 from greenlet import getcurrent
 
 from paceline.vmpi import constants as _constants
-from paceline.vmpi.buffers import DATATYPES, Datatype
+from paceline.vmpi.buffers import CODES, DATATYPES, Datatype
 from paceline.vmpi.collectives import OPERATIONS, Op
 from paceline.vmpi.communicator import (
     COMM_NULL,
@@ -32,6 +32,7 @@ from paceline.vmpi.communicator import (
     Comm,
     Pickle,
     Session,
+    current_pickle,
     current_world,
     make_comm,
 )
@@ -136,7 +137,7 @@ class SelfComm(WorldComm):
 simulated = True
 COMM_WORLD, COMM_SELF = WorldComm(), SelfComm()
 memory = buffer
-pickle = Pickle()
+_typedict = CODES
 _objects.update(COMM_WORLD=COMM_WORLD, COMM_SELF=COMM_SELF)
 
 globals().update(OPERATIONS)
@@ -201,6 +202,8 @@ def numbers() -> dict[str, int]:
 
 
 def __getattr__(name: str) -> Any:
+    if name == "pickle":
+        return current_pickle()
     known = numbers()
     if name in known:
         return known[name]

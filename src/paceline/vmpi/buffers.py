@@ -51,7 +51,7 @@ KINDS = {
 LETTERS = {
     "c": "CHAR CHARACTER",
     "b": "SIGNED_CHAR INT8_T SINT8_T INTEGER1",
-    "B": "BYTE UNSIGNED_CHAR UINT8_T PACKED",
+    "B": "UNSIGNED_CHAR BYTE UINT8_T PACKED",
     "h": "SHORT SIGNED_SHORT INT16_T SINT16_T INTEGER2 LOGICAL2",
     "H": "UNSIGNED_SHORT UINT16_T",
     "i": "INT SIGNED_INT INT32_T SINT32_T INTEGER INTEGER4 F_INT LOGICAL LOGICAL4 F_BOOL",
@@ -375,10 +375,10 @@ class Datatype(Attributes):
 
     @classmethod
     def fromcode(cls, code: str) -> Datatype:
-        """Return the datatype of a NumPy type."""
-        found = find_letter(code)
+        """Return the datatype of a NumPy type, given by its letter or its name without the byte order."""
+        found = CODES.get(code)
         if found is None:
-            raise ValueError(f"no MPI datatype is {code!r}")
+            raise ValueError(f"no MPI datatype is called {code!r}")
         return found
 
     # ---- building
@@ -530,7 +530,7 @@ class Datatype(Attributes):
         if second.constant == "INT":
             for name, letter in PAIRS.items():
                 found: Datatype = constants[name]
-                if first is find_letter(letter)._unwrap():  # type: ignore[union-attr]
+                if first is CODES[letter]._unwrap():
                     return found
         return cls._of(_pair(first, second))
 
@@ -778,9 +778,8 @@ def _letter(layout: Layout) -> str:
 
 
 def _typestr(letter: str) -> str:
-    if letter == "c":
-        return "S1"
-    return KINDS[letter] if letter in "pU" else np.dtype(letter).str[1:]
+    special = {"c": "S1", "U": "U1", "p": KINDS["p"]}
+    return special.get(letter) or np.dtype(letter).str[1:]
 
 
 def _check_representation(datarep: str) -> None:
@@ -794,17 +793,6 @@ def raw_bytes(given: Any, *, writing: bool = False) -> NDArray[np.uint8]:
     if writing and view.readonly:
         raise ReadOnly("nothing can be written into a read-only buffer")
     return as_bytes(view)
-
-
-def find_letter(code: str) -> Datatype | None:
-    """Return the datatype of a NumPy type, given by its letter or its name; None if there is none."""
-    found = _by_letter.get(code)
-    if found is None and "\0" not in code:
-        try:
-            found = _by_letter.get(np.dtype(code).char)
-        except TypeError:
-            return None
-    return found
 
 
 def kind_of(code: str) -> str:
@@ -861,10 +849,24 @@ class PairLayout(Layout):
 
 DATATYPES: dict[str, Datatype] = make_datatypes()
 constants.update(DATATYPES)
-_FIRST = {"B": "BYTE", "l": "LONG", "i": "INT", "h": "SHORT", "f": "FLOAT", "d": "DOUBLE", "g": "LONG_DOUBLE"}
-_by_letter = {
-    letter: DATATYPES[_FIRST.get(letter, names.split()[0])] for letter, names in LETTERS.items()
-}  # fmt: skip
+
+
+def _name_codes() -> dict[str, Datatype]:
+    """Return mpi4py's codes of datatypes: NumPy's letters and names of types, and those of Python's buffers."""
+    found = {letter: names.split()[0] for letter, names in LETTERS.items()}
+    found |= {f"i{size}": f"INT{8 * size}_T" for size in (1, 2, 4, 8)}
+    found |= {f"u{size}": f"UINT{8 * size}_T" for size in (1, 2, 4, 8)}
+    found |= {_typestr(letter): found[letter] for letter in "?efdgFDG"}
+    found |= {f"Z{letter.lower()}": found[letter] for letter in "FDG"}
+    found |= dict.fromkeys(("S", "S1", "a", "s", "1s"), "CHAR")
+    found |= dict.fromkeys(("U1", "w", "1w"), "WCHAR")
+    found |= dict.fromkeys(("u", "1u"), "UINT16_T")
+    found |= dict.fromkeys(("M", "M8", "m", "m8"), "INT64_T")
+    found |= {"n": "COUNT", "N": "UNSIGNED_LONG", "P": "UNSIGNED_LONG"}
+    return {code: DATATYPES[name] for code, name in found.items()}
+
+
+CODES: dict[str, Datatype] = _name_codes()
 
 
 # ---- buffers
@@ -944,10 +946,7 @@ def layout_of(datatype: Any) -> Layout:
             raise mpi_error("ERR_TYPE", "a message cannot consist of elements of the null datatype")
         return datatype.layout
     if isinstance(datatype, str):
-        found = find_letter(datatype)
-        if found is None:
-            raise KeyError(datatype)
-        return found._unwrap()
+        return CODES[datatype]._unwrap()
     if not hasattr(datatype, "Get_size"):
         raise TypeError(f"expected a datatype; got {type(datatype).__name__}")
     return _foreign_layout(getattr(datatype, "typechar", "") or "", int(datatype.Get_size()))
@@ -963,9 +962,8 @@ def _foreign_layout(letter: str, size: int) -> Layout:
 @lru_cache(maxsize=256)
 def _plain_layout(code: str, itemsize: int) -> Layout:
     """Return the layout of the elements of a buffer, from its format."""
-    found = find_letter(code) if code in KINDS else None
-    if found is not None:
-        return found._unwrap()
+    if code in LETTERS:
+        return CODES[code]._unwrap()
     return named_layout("", "", itemsize, kind_of(code))
 
 

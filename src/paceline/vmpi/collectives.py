@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 
 from paceline.comm.operations import UFUNCS
 from paceline.vmpi.buffers import (
+    CODES,
     DATATYPES,
     BufferMemory,
     Layout,
@@ -25,7 +25,6 @@ from paceline.vmpi.buffers import (
     block,
     equal_blocks,
     find_datatype,
-    find_letter,
     poison,
 )
 from paceline.vmpi.constants import COMBINER_NAMED
@@ -78,6 +77,16 @@ OF_OBJECTS: dict[str, Callable[[Any, Any], Any]] = {
     "NO_OP": lambda a, b: a,
 }
 
+
+# The elements that MPI defines each operation for: integers, floating-point and complex numbers, truth values, pairs.
+COMBINED = (
+    dict.fromkeys(("SUM", "PROD"), "iufc")
+    | dict.fromkeys(("MAX", "MIN"), "iuf")
+    | dict.fromkeys(("LAND", "LOR", "LXOR"), "iub")
+    | dict.fromkeys(("BAND", "BOR", "BXOR"), "iu")
+    | dict.fromkeys(("MAXLOC", "MINLOC"), ",")
+)
+FOR_WINDOWS = ("REPLACE", "NO_OP")
 
 # Operations that one process can have made from functions at a time, as in mpi4py.
 MOST_FUNCTIONS = 32
@@ -201,7 +210,7 @@ class Op(Handle):
 
 def _datatype_of(dtype: np.dtype[Any]) -> Any:
     """Return the datatype that an operation made from a function is told."""
-    return find_letter(dtype.char) or DATATYPES["BYTE"]
+    return CODES.get(dtype.char, DATATYPES["BYTE"])
 
 
 class _Foreign:
@@ -238,12 +247,9 @@ class _OnElements:
         return upper
 
 
-def check_op(op: Any, kind: str, layout: Layout | None = None) -> Any:
+def check_op(op: Any, kind: str, layout: Layout | None = None, *, one_sided: bool = False) -> Any:
     """Return an operation that can combine elements of this kind and layout, or raise."""
-    if op is None:
-        if layout is None:
-            return SUM
-        op = SUM
+    op = SUM if op is None else op
     if not isinstance(op, Op):
         if hasattr(op, "Reduce_local"):
             return _Foreign(op)
@@ -255,23 +261,16 @@ def check_op(op: Any, kind: str, layout: Layout | None = None) -> Any:
             return _OnElements(op, layout)
         if layout.combiner != COMBINER_NAMED:
             raise mpi_error("ERR_OP", f"{op.name} cannot combine elements of a derived datatype")
-    if op.ufunc is not None:
-        _check_kind(op.ufunc, kind, op.name)
+    if op.name in FOR_WINDOWS and not one_sided:
+        raise mpi_error("ERR_OP", f"{op.name} is only for one-sided calls")
+    if ("," if "," in kind else kind[0]) not in COMBINED.get(op.name, kind):
+        raise mpi_error("ERR_OP", f"{op.name} cannot combine elements of type {kind}")
     return op
 
 
 OPERATIONS = {name: Op(name) for name in OF_OBJECTS} | {"OP_NULL": Op()}
 constants.update(OPERATIONS)
 SUM = OPERATIONS["SUM"]
-
-
-@lru_cache(maxsize=256)
-def _check_kind(ufunc: np.ufunc, kind: str, name: str) -> None:
-    try:
-        nothing = np.empty(0, kind)
-        ufunc(nothing, nothing, out=nothing)
-    except TypeError:
-        raise TypeError(f"{name} cannot combine elements of type {kind}") from None
 
 
 def combine_all(rows: Sequence[Any], op: Any, kind: str) -> memoryview:

@@ -133,6 +133,8 @@ class Probing:
 
     def _check_tag(self, tag: int) -> None:
         """Raise an error for a tag that no message can have."""
+        if tag > c.TAG_UB_VALUE:
+            raise OverflowError(f"a tag must be at most {c.TAG_UB_VALUE}, MPI.TAG_UB; got {tag}")
         if tag < 0:
             raise mpi_error("ERR_TAG", f"a tag must be at least 0; got {tag}")
 
@@ -642,7 +644,7 @@ class PointToPoint(Probing):
         kernel, me = self.kernel, self.me
         if kernel.gathering is not None:
             kernel.let_earlier_go(me)
-        if tag < 0:
+        if not 0 <= tag <= c.TAG_UB_VALUE:
             self._check_tag(tag)
         if not 0 <= dest < self.reach:
             return self._make_null_request(dest, name)
@@ -881,16 +883,6 @@ class PointToPoint(Probing):
 # ---- Python objects
 
 
-def pickle_object(thing: Any) -> bytes:
-    """Return the bytes that stand for an object in a message."""
-    return pickle.dumps(thing, pickle.HIGHEST_PROTOCOL)
-
-
-def unpickle_object(data: bytes) -> Any:
-    """Return a copy of the object that was sent; the bytes come from this very process."""
-    return pickle.loads(data)
-
-
 class Pickle:
     """mpi4py's MPI.Pickle: how objects become bytes, and bytes objects.
 
@@ -930,6 +922,69 @@ class Pickle:
 
     def loads_oob(self, data: Any, buffers: Any) -> Any:
         return self._loads(data, buffers=buffers)
+
+
+def current_pickle() -> Pickle:
+    """Return the MPI.pickle of the running rank, which the program may have changed."""
+    running: Any = getcurrent()
+    try:
+        found: Pickle = running.paceline_pickle
+    except AttributeError:
+        running.paceline_pickle = found = Pickle()
+    return found
+
+
+def pickle_object(thing: Any) -> bytes:
+    """Return the bytes that stand for an object in a message."""
+    return current_pickle().dumps(thing)
+
+
+def unpickle_object(data: bytes) -> Any:
+    """Return a copy of the object that was sent; the bytes come from this very process."""
+    return current_pickle().loads(data)
+
+
+def combine_objects(rows: Sequence[bytes], op: Any) -> Any:
+    """Combine pickled objects in mpi4py's order: neighbours first, then pairs of them, and so on.
+
+    >>> rows = [pickle_object(each) for each in "abcde"]
+    >>> combine_objects(rows, lambda a, b: f"({a}{b})")
+    '(((ab)(cd))e)'
+    """
+    found = [unpickle_object(row) for row in rows]
+    while len(found) > 1:
+        pairs = [op(*pair) for pair in zip(found[::2], found[1::2], strict=False)]
+        found = pairs + found[len(pairs) * 2 :]
+    return found[0]
+
+
+def scan_objects(rows: Sequence[bytes], op: Any, *, exclusive: bool) -> list[Any]:
+    """Combine the pickled objects of the ranks up to each rank, or before it, in mpi4py's order.
+
+    >>> rows = [pickle_object(each) for each in "abcd"]
+    >>> scan_objects(rows, lambda a, b: f"({a}{b})", exclusive=False)
+    ['a', '(ab)', '((ab)c)', '((ab)(cd))']
+    >>> scan_objects(rows, lambda a, b: f"({a}{b})", exclusive=True)
+    [None, 'a', '(ab)', '((ab)c)']
+    """
+    blocks = [unpickle_object(row) for row in rows]  # the ranks that have exchanged their objects so far
+    found: list[Any] = [None] * len(rows) if exclusive else blocks[:]
+    width = 1
+    while width < len(rows):
+        sent = [pickle_object(block) for block in blocks]
+        for rank, block in enumerate(blocks):
+            partner = rank ^ width
+            if partner >= len(rows):
+                continue
+            theirs = unpickle_object(sent[partner])
+            if partner > rank:
+                blocks[rank] = op(block, theirs)
+                continue
+            blocks[rank] = op(theirs, block)
+            first = exclusive and rank & (width - 1) == 0
+            found[rank] = theirs if first else op(theirs, found[rank])
+        width *= 2
+    return found
 
 
 class ObjectReceiveRequest(ReceiveRequest):
@@ -982,11 +1037,15 @@ class ObjectCalls(CollectiveBase):
 
     def ibsend(self, obj: Any, dest: int, tag: int = 0) -> Request:
         comm: Any = self
-        return comm.Ibsend(pickle_object(obj), dest, tag)  # type: ignore[no-any-return]
+        return comm.Ibsend(self._pickle_for(dest, obj), dest, tag)  # type: ignore[no-any-return]
 
     def _send_object(self, name: str, obj: Any, dest: int, tag: int) -> Request:
         comm: Any = self
-        return comm.Isend(pickle_object(obj), dest, tag, name, synchronous="ss" in name)  # type: ignore[no-any-return]
+        return comm.Isend(self._pickle_for(dest, obj), dest, tag, name, synchronous="ss" in name)  # type: ignore[no-any-return]
+
+    def _pickle_for(self, dest: int, obj: Any) -> bytes:
+        """Return the bytes that stand for an object; none for MPI.PROC_NULL, which any object can be sent to."""
+        return b"" if dest == self.kernel.special.proc_null else pickle_object(obj)
 
     def recv(
         self, buf: Any = None, source: int | None = None, tag: int | None = None, status: Any = None
@@ -1051,8 +1110,9 @@ class ObjectCalls(CollectiveBase):
     def bcast(self, obj: Any, root: int = 0) -> Any:
         root = self._check_root(root)
         given = pickle_object(obj) if self.rank == root else None
-        data = self._meet_objects("bcast", given, lambda rows: [rows[root]] * self.size, root)
-        return obj if self.rank == root else unpickle_object(data)
+        return unpickle_object(
+            self._meet_objects("bcast", given, lambda rows: [rows[root]] * self.size, root)
+        )
 
     def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
         root = self._check_root(root)
@@ -1076,39 +1136,37 @@ class ObjectCalls(CollectiveBase):
 
     def reduce(self, sendobj: Any, op: Any = None, root: int = 0) -> Any:
         root = self._check_root(root)
-        found = self._fold("reduce", sendobj, op, lambda sums: give_root(root, sums[-1], self.size), root)
+        found = self._combine_objects(
+            "reduce", sendobj, op, lambda sums: give_root(root, sums[0], self.size), root
+        )
         return None if found is None else unpickle_object(found)
 
     def allreduce(self, sendobj: Any, op: Any = None) -> Any:
-        return unpickle_object(self._fold("allreduce", sendobj, op, lambda sums: [sums[-1]] * self.size))
+        return unpickle_object(self._combine_objects("allreduce", sendobj, op, lambda sums: sums * self.size))
 
     def scan(self, sendobj: Any, op: Any = None) -> Any:
-        return unpickle_object(self._fold("scan", sendobj, op, lambda sums: sums))
+        return unpickle_object(self._combine_objects("scan", sendobj, op, lambda sums: sums))
 
     def exscan(self, sendobj: Any, op: Any = None) -> Any:
-        found = self._fold("exscan", sendobj, op, lambda sums: [None, *sums[:-1]])
-        return None if found is None else unpickle_object(found)
+        return unpickle_object(self._combine_objects("exscan", sendobj, op, lambda sums: sums))
 
-    def _fold(
+    def _combine_objects(
         self, name: str, thing: Any, op: Any, finish: Callable[[list[bytes]], Sequence[Any]], root: int | None = None
     ) -> Any:  # fmt: skip
-        """Combine the objects of all ranks in rank order; `finish` is given the result up to each rank."""
+        """Combine the objects of all ranks in rank order; `finish` is given the result, or that of each rank."""
         operation: Callable[[Any, Any], Any] = SUM if op is None else op
         if isinstance(op, Op) and not op:
             raise ValueError("op must be an operation; got a null or freed one")
-        every = name in ("scan", "exscan")
 
-        def fold(rows: list[bytes]) -> Sequence[Any]:
-            sofar = unpickle_object(rows[0])
-            sums = [rows[0]]
-            for row in rows[1:]:
-                sofar = operation(sofar, unpickle_object(row))
-                if every:
-                    sums.append(pickle_object(sofar))
-            return finish(sums if every else [pickle_object(sofar)])
+        def combine(rows: list[bytes]) -> Sequence[Any]:
+            if name in ("scan", "exscan"):
+                found = scan_objects(rows, operation, exclusive=name == "exscan")
+            else:
+                found = [combine_objects(rows, operation)]
+            return finish([pickle_object(each) for each in found])
 
         called = op.name if isinstance(op, Op) else "SUM" if op is None else "a user-defined operation"
-        return self._meet_objects(name, pickle_object(thing), fold, root, op=called)
+        return self._meet_objects(name, pickle_object(thing), combine, root, op=called)
 
     def _meet_objects(
         self, name: str, given: Any, finish: Callable[[list[Any]], Sequence[Any]], root: int | None = None, **more: Any

@@ -18,6 +18,7 @@ from paceline.vmpi.communicator import (
     COMM_KINDS,
     Comm,
     check_color,
+    combine_objects,
     current_world,
     make_comm,
     pickle_object,
@@ -346,13 +347,13 @@ class Intercomm(Comm):
         given = pickle_object(sendobj) if self._takes_part(root) else None
         met = self._all_to_one("reduce", root, given, list, None, len(given or b""))
         met.Wait()
-        return _combine(met.result, op) if root == ROOT else None
+        return combine_objects(met.result, SUM if op is None else op) if root == ROOT else None
 
     def allreduce(self, sendobj: Any, op: Any = None) -> Any:
         given = pickle_object(sendobj)
         met = self._swap_with_other("allreduce", given, lambda rows, _: rows, None, len(given))
         met.Wait()
-        return _combine(met.result, op)
+        return combine_objects(met.result, SUM if op is None else op)
 
     def _row(self, things: Any) -> list[bytes]:
         found = [pickle_object(thing) for thing in ([None] * self.reach if things is None else things)]
@@ -367,14 +368,6 @@ def _rows(parts: RankParts) -> list[bytes]:
 
 def _weigh(rows: list[bytes] | None) -> int:
     return sum(map(len, rows or ()))
-
-
-def _combine(rows: list[bytes], op: Any) -> Any:
-    operation = SUM if op is None else op
-    found = unpickle_object(rows[0])
-    for row in rows[1:]:
-        found = operation(found, unpickle_object(row))
-    return found
 
 
 COMM_KINDS["inter"] = Intercomm

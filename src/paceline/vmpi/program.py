@@ -417,7 +417,7 @@ def make_module() -> ModuleType:
     """
     module = ModuleType(NAME, MPI.__doc__)
     found = {name: value for name, value in vars(MPI).items() if not name.startswith("__")}
-    vars(module).update(found, **MPI.numbers(), real=sys.modules.get(NAME))
+    vars(module).update(found, **MPI.numbers(), real=sys.modules.get(NAME), __getattr__=MPI.__getattr__)
     return module
 
 

@@ -354,7 +354,7 @@ class Window(Attributes, Handled):
             return self._clock()
         given = origin if isinstance(origin, Elements) else Elements(origin)
         found = result if result is None or isinstance(result, Elements) else Elements(result)
-        made = check_op(SUM if op is None else op, given.layout.kind)
+        made = check_op(SUM if op is None else op, given.layout.kind, one_sided=True)
         shape = given if found is None or given.nbytes else found
         place = self._target(shape, target_rank, target)
         end = self._travel("Accumulate", target_rank, given.nbytes, None if found is None else found.nbytes)
