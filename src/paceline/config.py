@@ -278,10 +278,16 @@ class Safety:
             )
         if self.on_stall not in ("warn", "abort", "checkpoint-abort"):
             raise unknown("on-stall", str(self.on_stall), ("warn", "abort", "checkpoint-abort"))
+        if self.on_stall != "warn" and self.patience is None:
+            raise UsageError(
+                f"on-stall={self.on_stall} needs a stall-timeout; with never, no stall is noticed"
+            )
         for name, least in (("checkpoints", 1), ("restarts", 0)):
             value: Any = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
                 raise UsageError(f"{name} must be a whole number of at least {least}; got {value!r}")
+        if "restarts" in self.changed and not self.tolerate_failures:
+            raise UsageError(f"restarts={self.restarts} needs tolerate-failures")
 
     @classmethod
     def of_program(cls, stall_timeout: str = "60s", on_stall: Any = "warn") -> Safety:
@@ -298,6 +304,13 @@ class Safety:
     def interval(self) -> Interval:
         """The interval between checkpoints."""
         return Interval.parse(self.checkpoint_every)
+
+    @property
+    def changed(self) -> tuple[str, ...]:
+        """The names of the settings that differ from their defaults."""
+        return tuple(
+            setting.name for setting in fields(self) if getattr(self, setting.name) != setting.default
+        )
 
     @property
     def patience(self) -> float | None:

@@ -372,6 +372,8 @@ def test_progress_is_told_in_both_times(
         (["--on=sim", "--jitter=-1"], "jitter must be a number from 0 to 2, such as 0.2 for a fifth; got -1.0"),
         (["--on=sim", "-n", "0"], "ranks must be at least 1; got 0"),
         (["--on=sim", "--machine=no-such-file"], "cannot read no-such-file: no such file or directory"),
+        (["--on=sim", "--on-stall=abort"], "on-stall is for real ranks: simulated ones do not stall"),
+        (["--on=sim", "--tolerate-failures", "--restarts=1"], "restarts is for real ranks: simulated ones are"),
         (["--on=sim", "-n", "2", "--strategy=hogwild:backend=torch"], "cannot be simulated; leave out backend=torch"),
         (["--on=sim", "-n", "2", "--strategy=parameter-server:masters=2"], "2 masters need at least 3 ranks"),
     ],

@@ -220,6 +220,22 @@ def test_a_timeout_must_be_a_time(value: str) -> None:
         Safety(stall_timeout=value)
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            {"on_stall": "abort", "stall_timeout": "never"},
+            "on-stall=abort needs a stall-timeout; with never, no",
+        ),
+        ({"restarts": 1}, "restarts=1 needs tolerate-failures"),
+    ],
+)
+def test_settings_that_would_do_nothing(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        Safety(**given)
+    Safety(restarts=1, tolerate_failures=True)
+
+
 def test_no_garbage_is_collected_while_frames_of_a_thread_are_read() -> None:
     """The finalizers would let that thread go on while the object of its frame is made: the process would crash."""
     observer = Observer(0, threading.get_ident(), 0.0)

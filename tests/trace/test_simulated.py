@@ -89,6 +89,17 @@ def test_without_a_trace_steps_are_known(
     assert names[:2] == ["rank 0 (master)", "rank 1 (worker)"]
 
 
+def test_a_trace_and_a_picture_are_two_files(
+    machine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, path = simulated(tmp_path, machine, "sync:allreduce=ring"), str(tmp_path / "run.svg")
+    assert main(["trace", str(run.folder), "-o", path, "--picture", path]) == 2
+    assert (
+        capsys.readouterr().err
+        == f"paceline trace: the trace and the picture need two files; both are {path}\n"
+    )
+
+
 @pytest.mark.parametrize("name", ["sync:allreduce=ring", "parameter-server", "main-worker", "gossip"])
 def test_some_steps_alone(machine: str, tmp_path: Path, name: str) -> None:
     run = simulated(tmp_path, machine, name, slow="2:3x")

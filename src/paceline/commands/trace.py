@@ -50,6 +50,7 @@ def steps_of(text: str) -> tuple[int, int]:
 
 def main(args: argparse.Namespace) -> int:
     """Write the trace and, if asked for, the picture; say what they lack."""
+    from paceline.errors import UsageError
     from paceline.figures.drawing import check_format
     from paceline.files import check_place
     from paceline.record import Run
@@ -57,6 +58,8 @@ def main(args: argparse.Namespace) -> int:
 
     if args.picture is not None:
         check_format(args.picture)
+        if args.picture.absolute() == args.out.absolute():
+            raise UsageError(f"the trace and the picture need two files; both are {args.out}")
     for path in filter(None, (args.out, args.picture)):
         check_place(path)
     run = Run(args.run)

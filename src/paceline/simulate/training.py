@@ -95,6 +95,10 @@ def check(job: Job, ranks: int, options: Options) -> Any:
     """Raise a UsageError for what cannot be simulated, before anything is measured; return the faults to inject."""
     check_ranks(ranks)
     options.check(ranks)
+    for name in job.safety.changed:
+        if name in ("stall_timeout", "on_stall", "restarts"):
+            never = "are not restarted" if name == "restarts" else "do not stall"
+            raise UsageError(f"{name.replace('_', '-')} is for real ranks: simulated ones {never}")
     if job.launcher() == "torch":
         raise UsageError(
             f"{job.name()} starts its own processes, which cannot be simulated; leave out backend=torch"
