@@ -73,6 +73,28 @@ def test_same_bits_from_any_checkpoint(strategy: str, update: str, tmp_path: Pat
             assert np.array_equal(Run(again.run).steps[name], Run(whole.run).steps[name])
 
 
+@pytest.mark.parametrize("ranks", [3, 2])
+@pytest.mark.parametrize("ahead", [0, 2])
+@pytest.mark.parametrize("strategy", ["gossip", "hogwild", "psgd"])
+def test_ranks_that_were_saved_in_different_epochs_meet_in_the_first_of_them(
+    strategy: str, ahead: int, ranks: int, tmp_path: Path
+) -> None:
+    whole = saved(tmp_path, strategy, "3 steps", ranks=3)
+    run = cut(whole.run, tmp_path / "cut", 2)  # in epoch 1
+    for rank in {0, 1, 2} - {ahead}:
+        checkpoint.discard(run, rank, keep=lambda other: other <= 1)  # in epoch 0
+    positions = [
+        checkpoint.read(run, rank, n)["position"] for rank, n in enumerate(checkpoint.find_latest(run) or ())
+    ]
+    assert [one["epoch"] for one in positions] == [int(rank == ahead) for rank in range(3)]
+    again = fit(resume=run, ranks=ranks, quiet=True)
+    assert [epoch.epoch for epoch in again.history] == [0, 1, 2]
+    assert again.run is not None
+    steps = Run(again.run).steps
+    for epoch in (0, 2):  # in epoch 1, the rank that was ahead may have trained some batches twice
+        assert steps["count"][steps["epoch"] == epoch].sum() == 120
+
+
 @pytest.mark.parametrize("ranks", [1, 2, 5])
 @pytest.mark.parametrize("strategy", ["sync:allreduce=ring", "sync:allreduce=shared-memory"])
 def test_another_number_of_ranks_ends_the_same_up_to_rounding(

@@ -495,7 +495,7 @@ def train_at(place: RankEnvironment, job: Job, progress: Show | None) -> Fitted:
     shown = progress(*work) if progress and rank == 0 else None
     resumption = place.resumption
     if resumption is None and job.resume is not None:
-        resumption = load_states(place, job.resume)
+        resumption = load_states(place, job.resume, kind_of_batches(components.strategy))
         place.agree(partial(check_fits, job.resume, resumption, components.model, components.data))
     if folder is not None:
         place.agree(partial(_begin_record, record, job, place, components, ranks, rate, resumption))

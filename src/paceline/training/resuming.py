@@ -121,10 +121,12 @@ def finish(me: Worker, saver: Saver, job: Job) -> None:
 # ---- going on
 
 
-def load_states(place: RankEnvironment, run: Path) -> Resumption:
+def load_states(place: RankEnvironment, run: Path, kind: str) -> Resumption:
     """Read the states that this rank needs to go on from the last checkpoint of a run. Collective.
 
     Reading them checks them. Only if one is damaged are all parts checked, to find a checkpoint that is not.
+
+    `kind`: how batches are divided among the ranks; see `kind_of_batches`.
     """
     rank, ranks = (0, 1) if place.comm is None else (place.comm.Get_rank(), place.comm.Get_size())
 
@@ -135,12 +137,9 @@ def load_states(place: RankEnvironment, run: Path) -> Resumption:
             states = [files.read(run, old, numbers[old]) for old in wanted]
             return Resumption(states, own=len(states) - 1, ranks=before)
         states = [files.read(run, old, number) for old, number in enumerate(numbers)]
-        epochs = [state["position"]["epoch"] for state in states]
-        turns = tuple(
-            state["position"]["turn"] if epoch == min(epochs) else 10**9
-            for state, epoch in zip(states, epochs, strict=True)
+        return _begin_together(
+            Resumption(states, own=-1, ranks=before), [_place_of(state) for state in states]
         )
-        return Resumption(states, own=-1, ranks=before, turns=turns)
 
     def find(*, whole: bool) -> Resumption:
         numbers = place.checkpoint(run, whole=whole)
@@ -150,9 +149,45 @@ def load_states(place: RankEnvironment, run: Path) -> Resumption:
         return resumption
 
     try:
-        return find(whole=False)
+        found = find(whole=False)
     except AgreedError:
-        return find(whole=True)
+        found = find(whole=True)
+    if found.same_ranks and ranks > 1 and kind == "dealt" and not found.first["together"]:
+        places = np.empty((ranks, 2), np.int64)
+        place.comm.Allgather(np.array(_place_of(found.states[found.own]), np.int64), places)
+        if len(set(places[:, 0])) > 1:  # ranks meet at the end of every epoch
+            return _begin_together(found, places.tolist())
+    return found
+
+
+def _place_of(state: State) -> tuple[int, int]:
+    """Return the epoch of a saved rank, and the turns that it has had in it."""
+    return int(state["position"]["epoch"]), int(state["position"]["turn"])
+
+
+def _begin_together(resumption: Resumption, places: Sequence[Sequence[int]]) -> Resumption:
+    """Let all ranks go on in the first of the epochs in which they were saved, and divide anew what is left of it.
+
+    What a rank has trained in a later epoch is in its model, and these batches are trained again.
+
+    `places`: the epoch and the turns of every earlier rank.
+    """
+    epoch = min(one for one, _ in places)
+    turns = tuple(turn if one == epoch else 10**9 for one, turn in places)
+    states = [
+        state if _place_of(state)[0] == epoch else _go_back(state, epoch) for state in resumption.states
+    ]
+    return replace(resumption, states=states, turns=turns)
+
+
+def _go_back(state: State, epoch: int) -> State:
+    """Return the state of a rank that has had all its batches of an earlier epoch, and waits for others there."""
+    return {
+        **state,
+        "position": {**state["position"], "epoch": epoch},
+        "history": [past for past in state["history"] if past["epoch"] < epoch],
+        "epoch_sums": [0.0, 0], "epoch_losses": [0.0, 0.0, 0.0],
+    }  # fmt: skip
 
 
 def check_fits(run: Path, resumption: Resumption, model: Model, data: Dataset) -> None:
