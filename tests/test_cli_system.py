@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import subprocess
@@ -66,6 +67,30 @@ def test_output_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
         assert done.returncode == 1, words
         assert done.stderr.endswith(b": no space left on device\n")
         assert done.stderr.count(b"\n") == 1, done.stderr
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("how", ["--strategy serial", "-n 2 --strategy sync"])
+def test_a_log_on_a_full_disk_does_not_end_training(how: str, tmp_path: Path) -> None:
+    done = shell(f"paceline train {SMALL.replace('--quiet', '')} {how} 2> /dev/full", tmp_path)
+    assert done.returncode == 0, done
+    assert b"test accuracy" in done.stdout
+    assert len(find_runs([tmp_path / "runs"])) == 1
+
+
+def test_a_reader_that_leaves_before_the_last_line_ends_the_command_in_silence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Reader(io.StringIO):
+        def write(self, words: str) -> int:
+            if words.startswith("next: "):
+                raise BrokenPipeError
+            return super().write(words)
+
+    monkeypatch.setattr(sys, "stdout", Reader())
+    monkeypatch.setattr("paceline.cli._drop_output", lambda: None)
+    assert main(["train", *SMALL.replace("--quiet", "").split(), f"--runs={tmp_path}"]) == 141
+    assert not caplog.messages
 
 
 def test_a_working_directory_that_is_gone(tmp_path: Path) -> None:

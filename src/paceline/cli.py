@@ -111,6 +111,7 @@ def main(arguments: Sequence[str] | None = None, *, on_start: Callable[[], None]
         try:
             return _run(words, chosen, on_start)
         finally:
+            _flush_errors()
             sys.stdout.flush()
     except UsageError as error:
         print(f"{said}: {one_line(str(error))}", file=sys.stderr)
@@ -188,7 +189,17 @@ def _open_streams() -> None:
                 stream.reconfigure(errors="backslashreplace")
 
 
-def _drop_output() -> None:
-    """Drop unwritten output, so that Python does not try to write it again at exit."""
+def _flush_errors() -> None:
+    """Write what is left for stderr, or drop it if that fails: a log on a full disk is no reason to fail."""
+    try:
+        sys.stderr.flush()
+    except BrokenPipeError:
+        raise
+    except OSError:
+        _drop_output(sys.stderr)
+
+
+def _drop_output(stream: Any = None) -> None:
+    """Drop the unwritten output of stdout, or of another stream, so that Python does not try to write it again at exit."""
     with contextlib.suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), (stream or sys.stdout).fileno())

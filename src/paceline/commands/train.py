@@ -357,10 +357,12 @@ def _say_what_is_next(fitted: Fitted) -> None:
         return
     try:
         run = Run(fitted.run)
-        if not run.config.get("replay"):
-            print(f"next: {next_step(run)}", flush=True)
+        words = None if run.config.get("replay") else f"next: {next_step(run)}"
     except (UsageError, OSError) as error:  # the folder was removed meanwhile
         logging.getLogger(__name__).warning("what to try next is unknown: %s", error)
+        return
+    if words is not None:
+        print(words, flush=True)
 
 
 def _describe(fitted: Fitted) -> str:

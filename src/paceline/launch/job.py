@@ -347,8 +347,13 @@ class _Stream:
         self.spoke |= bool(data.strip())
         if self.on_line is None:
             self.line = (self.line + data)[-LONG_LINE:].rpartition(b"\n")[2]
-            while data:
-                data = data[os.write(self.target, data) :]
+            try:
+                while data:
+                    data = data[os.write(self.target, data) :]
+            except OSError as error:
+                if self.target != 2 or isinstance(error, BrokenPipeError):
+                    raise
+                # The disk of a log is full: the job continues.
             return
         *lines, self.line = (self.line + data).split(b"\n")
         if end and self.line:

@@ -74,8 +74,13 @@ class Lines:
         """Do nothing: there is nothing to close."""
 
     def _write(self, line: str) -> None:
-        self.stream.write(line + "\n")
-        self.stream.flush()
+        try:
+            self.stream.write(line + "\n")
+            self.stream.flush()
+        except BrokenPipeError:  # nobody reads it any more
+            raise
+        except OSError:  # the disk of a log is full: training continues
+            pass
 
 
 class Bar(Lines):
