@@ -6,6 +6,8 @@ import csv
 import dataclasses
 import json
 import re
+import shutil
+import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
@@ -271,3 +273,21 @@ def test_a_report_is_that_of_the_records(name: str, monkeypatch: pytest.MonkeyPa
     for link in re.findall(r"\]\(([^)]+)\)", page):
         assert (folder / link).is_file(), link
     assert "<title>" in (folder / "report.html").read_text()
+
+
+def test_a_report_is_written_again_from_the_kept_records(tmp_path: Path) -> None:
+    plan, kept = STUDIES / "psgd-hogwild.toml", STUDIES / "results" / "psgd-hogwild"
+    again = tmp_path / "results" / plan.stem
+    again.mkdir(parents=True)
+    shutil.copy(plan, tmp_path)
+    shutil.copy(kept / "runs.jsonl", again)
+    command = [sys.executable, str(STUDIES / "keep.py"), str(tmp_path / plan.name)]
+    assert subprocess.run(command, capture_output=True, text=True, check=False).stderr == ""
+    assert (again / "runs.jsonl").read_text() == (kept / "runs.jsonl").read_text()
+    for number in (1, 2):
+        table = f"tables/results-{number}.csv"
+        assert (again / table).read_text() == (kept / table).read_text()
+    page = (again / "report.md").read_text()
+    assert "Why it stops scaling" not in page  # that needs the steps
+    assert "against samples" not in page
+    assert "Time to 95.00 %" in page

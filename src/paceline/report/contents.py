@@ -521,8 +521,12 @@ def _word(word: str) -> str:
 
 
 def diagnosis(rows: Sequence[Row], number: int) -> Section | None:
-    """Return the section of one problem: each strategy's main cause, and a table of all; None with only serial runs."""
-    found = diagnose([run for row in rows for run in row.members], rows[0].metric)
+    """Return the section of one problem: each strategy's main cause, and a table of all.
+
+    None with only serial runs, and if the steps of no run are known.
+    """
+    runs = [run for row in rows for run in row.members]
+    found = diagnose(runs, rows[0].metric) if any(run.steps["rank"].size for run in runs) else []
     if not found:
         return None
     several = any(len(one.causes) > 1 for one in found)

@@ -224,9 +224,9 @@ def learning(rows: Sequence[Row], number: int, target: Target | None) -> Section
     caption += LEFT if any(0 < len(row.diverged) < row.runs for row in points) else ""
     drawn_metrics = _drawn_metrics(list(points), target)
     blocks: list[Block] = []
-    for against in (
-        ("time", "samples") if len(points) > 1 else ("time",)
-    ):  # for one row it would be the same curve again
+    counted = all(run.steps["rank"].size for row in points for run in row.whole)
+    # For one row, the curve against samples would be the same again.
+    for against in ("time", "samples") if len(points) > 1 and counted else ("time",):
         for metric in (None, *drawn_metrics):
             drawn = [
                 one
