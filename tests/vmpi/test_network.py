@@ -410,6 +410,10 @@ def test_a_machine_comes_back_from_its_file(tmp_path) -> None:  # type: ignore[n
     for option, told in (
         ("bandwidth=1GB/s", "is that between nodes, and all ranks are on one node"),
         ("socket-bandwidth=1GB/s", "needs sockets, such as sockets=2"),
+        (
+            "ranks-per-node=2",
+            f"needs a network between the nodes, such as 10gbe:ranks-per-node=2,machine={path}, or",
+        ),
     ):
         with pytest.raises(UsageError, match=f"of {path} {told}"):
             load_network(f"{path}:{option}")
@@ -569,6 +573,11 @@ def test_ranks_dealt_to_nodes_in_turn() -> None:
         ("10gbe:cyclic=2,ranks-per-node=4", "ranks-per-node of 10gbe has no effect with cyclic, which deals ranks"),
         ("pcie,inside-bandwidth=4GB/s", "options of a network follow a colon: pcie:inside-bandwidth=4GB/s; got "),
         ("nvlink:latency=5us", "latency of nvlink is that between nodes, and all ranks are on one node"),
+        (
+            "nvlink:ranks-per-node=4",
+            "ranks-per-node of nvlink needs a network between the nodes, such as 10gbe:ranks-per-node=4,inside=nvlink, or",
+        ),
+        ("loopback:cyclic=3", "cyclic of loopback needs a network between the nodes, such as 10gbe:cyclic=3, or its"),
         ("10gbe:library=gloo", "unknown library of 10gbe 'gloo'; choose one of mpi, nccl"),
     ],
 )  # fmt: skip
@@ -579,8 +588,10 @@ def test_bad_topology(text: str, message: str) -> None:
 
 
 def test_every_network_can_be_written_down_and_read_again() -> None:
-    for name in presets():
-        for text in (name, f"{name}:ranks-per-node=2,cards=2,nodes-per-switch=4,library=nccl"):
+    for name, preset in presets().items():
+        # Nothing connects several nodes of a network for one.
+        rate = "bandwidth=2.0B/s," if preset.ranks_per_node is None else ""
+        for text in (name, f"{name}:{rate}ranks-per-node=2,cards=2,nodes-per-switch=4,library=nccl"):
             assert str(load_network(text)) == text
             assert load_network(str(load_network(text))) == load_network(text)
 

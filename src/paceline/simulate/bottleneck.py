@@ -333,10 +333,12 @@ _PHRASES: dict[str, Callable[[ScalingPoint, Circumstances], str]] = {
 
 def _th(number: int) -> str:
     """
-    >>> [_th(number) for number in (2, 3, 22, 64, 111)]
-    ['half', 'a 3rd', 'a 22nd', 'a 64th', 'a 111th']
+    >>> [_th(number) for number in (2, 3, 22, 64, 111, 8, 11, 18_000, 81)]
+    ['half', 'a 3rd', 'a 22nd', 'a 64th', 'a 111th', 'an 8th', 'an 11th', 'an 18,000th', 'an 81st']
     """
     if number == 2:
         return "half"
     ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
-    return f"a {number:,}{ending}"
+    spoken = f"{number:,}".partition(",")[0]
+    article = "an" if spoken.startswith("8") or spoken in ("11", "18") else "a"
+    return f"{article} {number:,}{ending}"

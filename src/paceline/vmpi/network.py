@@ -461,6 +461,7 @@ def parse_network(text: str, load_node: Callable[[str], Node | Network] | None =
     changes = _changes(name, words, load_node)
     if network.ranks_per_node is None:
         _check_one_node(name, changes)
+        _check_between_nodes(network, name, changes)
     if "cyclic" in changes and "ranks_per_node" in changes:
         raise UsageError(
             f"ranks-per-node of {name} has no effect with cyclic, which deals ranks to nodes in turn"
@@ -536,6 +537,23 @@ def _check_one_node(name: str, changes: dict[str, Any]) -> None:
                 raise UsageError(
                     f"{_add_dashes(option)} of {name} is that between nodes, and all ranks are on one node{instead}"
                 )
+
+
+def _check_between_nodes(network: Network, name: str, changes: dict[str, Any]) -> None:
+    """Refuse several nodes if nothing says what connects them: their messages would take no time."""
+    for option in ("ranks_per_node", "cyclic"):
+        if changes.get(option) is not None and network.bandwidth == math.inf and "bandwidth" not in changes:
+            inside = (
+                f",inside={name}"
+                if name in DEVICE_LINKS
+                else f",machine={name}"
+                if name not in presets()
+                else ""
+            )
+            raise UsageError(
+                f"{_add_dashes(option)} of {name} needs a network between the nodes, such as "
+                f"10gbe:{_add_dashes(option)}={changes[option]}{inside}, or its bandwidth and latency"
+            )
 
 
 def _parse_value(name: str, field: str, text: str) -> Any:
