@@ -39,7 +39,8 @@ COLOURS = {
     "T15": "#228833", "T16": "#BBBBBB", "T17": "#882255", "T18": "#332288", "T19": "#CC3311", "T20": "#0077BB",
     "T21": "#EE7733", "T22": "#33BBEE", "T23": "#AA3377", "T24": "#66CCEE", "T25": "#CCBB44", "T26": "#994455",
     "T27": "#997700", "T28": "#6699CC", "T29": "#117733", "T30": "#DDCC77", "T31": "#AA4466", "T32": "#44AA99",
-    "A1": "#999933", "A2": "#AA4499",
+    "T33": "#1B9E77", "T34": "#D95F02", "T35": "#7570B3", "T36": "#E7298A", "T37": "#66A61E", "T38": "#E6AB02",
+    "T39": "#A6761D", "A1": "#999933", "A2": "#AA4499", "A3": "#4B0082",
 }  # fmt: skip
 
 
@@ -134,7 +135,7 @@ def show(rows: Sequence[Row]) -> None:
     print()
     for table in dict.fromkeys(row.table for row in rows):
         some = [row for row in rows if row.table == table]
-        print(f"{table}: median {median_error(some):.1%} of {len(some)} points")
+        print(f"{table}: median {median_error(some):.1%} of {text.count(len(some), 'point')}")
 
 
 def _rate(value: float) -> str:
@@ -149,7 +150,7 @@ def page_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         errors = [abs(row["error"]) for row in some]
         lines += [
             "",
-            f"**{table}**, {len(some)} points, median error {100 * statistics.median(errors):.1f} %:",
+            f"**{table}**, {text.count(len(some), 'point')}, median error {100 * statistics.median(errors):.1f} %:",
             "",
             "| | devices: published, predicted, error |",
             "|---|---|",

@@ -296,7 +296,8 @@ def test_command_predicts_many_ranks_and_says_why(tmp_path: Path, capsys: pytest
     ]
     assert main([*words, "--ranks=1,4,64", f"--out={tmp_path / 'out'}"]) == 0
     said = capsys.readouterr().out
-    assert "ResNet-50, 25,557,032 parameters, batch 32 a rank" in said
+    title = "ResNet-50, 25,557,032 parameters, batch 32 a rank; 1gbe:ranks-per-node=4,inside=pcie, 4 ranks per node\n"
+    assert said.startswith(title)
     assert "bandwidth" in said
     told = json.loads((tmp_path / "out" / "scaling.json").read_text())
     points = {point["ranks"]: point for point in told["strategies"][0]["points"]}

@@ -612,7 +612,9 @@ def describe(workload: Workload) -> str:
     inside = (
         f"; messages in a node as on {machine.processor}" if machine is not None and machine.processor else ""
     )
-    computing = f"; computing as on {workload.costs.processor}" if workload.costs.processor else ""
+    # The costs of a work file have its name, which is also that of the data.
+    processor = workload.costs.processor
+    computing = f"; computing as on {processor}" if processor and processor != data.name else ""
     return (
         f"{data.name}, {config.model}, {batch}; {workload.network}, {nodes}{slow}{uneven}{inside}{computing}"
     )
