@@ -36,8 +36,8 @@ def once(words: list[str], cores: list[int]) -> dict[str, Any]:
     return {key: summary[key] for key in KEPT}
 
 
-def independent(words: list[str], cores: list[int]) -> float:
-    """Samples a second of one serial process on each core, in all."""
+def time_independent(words: list[str], cores: list[int]) -> float:
+    """Return the samples a second of one serial process on each core, in all."""
     with tempfile.TemporaryDirectory() as runs:
         started = [
             subprocess.Popen(command(words, [core], runs), stdout=subprocess.PIPE, text=True)
@@ -85,7 +85,7 @@ def main() -> None:
             measured[name].append(once([*common, *how, "--seed", str(seed)], cores))
         many = ["--strategy", "serial", "--threads", str(args.ranks)]
         measured[threads].append(once([*common, *many, *short], cores))
-        alone.append(independent([*common, *one, *short], cores))
+        alone.append(time_independent([*common, *one, *short], cores))
         if args.json:  # after every round: a long run may be cut off
             result = {
                 **where(),

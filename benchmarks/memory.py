@@ -25,7 +25,7 @@ def pss(process: int | str = "self") -> float:
     return int(re.search(r"^Pss: +(\d+) kB", text, re.MULTILINE).group(1)) * 1024 / 1e6
 
 
-def watched(me: Any) -> None:
+def train_and_report(me: Any) -> None:
     """Train synchronously; then every rank says what it holds, all at the same time."""
     import numpy as np
 

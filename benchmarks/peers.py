@@ -239,7 +239,7 @@ NETWORKS = {
 }  # fmt: skip
 
 
-def seeded(network: Network) -> Any:
+def build_seeded(network: Network) -> Any:
     """Build the module with the same weights in every process."""
     import torch
 
@@ -308,7 +308,7 @@ def on_processes(
         port = free.getsockname()[1]
     module = None
     if side == "hogwild":
-        module = seeded(network).share_memory()
+        module = build_seeded(network).share_memory()
     meeting, number, results = spawning.Barrier(count), spawning.Value("q", 0), spawning.SimpleQueue()
     threads = ranks if alone else 1
     places = [
@@ -382,7 +382,7 @@ def work_torch(place: Place) -> dict[str, Any]:
     network = place.network
     inputs, labels = map(torch.from_numpy, network.samples())
     held_out = inputs[-network.held_out :], labels[-network.held_out :]
-    module = seeded(network) if place.module is None else place.module
+    module = build_seeded(network) if place.module is None else place.module
     optimizer = optimizer_of(network, module)
     trained = module
     in_group = place.side == "ddp" and place.ranks > 1
@@ -561,7 +561,7 @@ def rank_fit(
     few = tuple(part[:64] for part in data["validation"])
 
     def train(epochs: int, draws: int, held_out: Any) -> Any:
-        model = network.named or (seeded(network), network.loss)
+        model = network.named or (build_seeded(network), network.loss)
         return fit(model, {"train": data["train"], "validation": held_out, "test": few}, epochs=epochs, draws=draws,
                    **settings)  # fmt: skip
 
@@ -608,7 +608,7 @@ def rank_own_loop(
         """Return the clock and the quality after each epoch of at most so many batches."""
         ends, clock = [], 0.0
         with paceline.session(strategy=strategy, comm=comm, runs=None) as session:
-            module = seeded(network)
+            module = build_seeded(network)
             module, optimizer = session.attach(module, optimizer_of(network, module))
             batches = session.share((inputs[: draws * batch], labels[: draws * batch]), batch=batch)
             for _ in session.epochs(epochs):
@@ -682,7 +682,7 @@ SIDES = {
 }
 
 
-def missing(side: str) -> str | None:
+def explain_missing(side: str) -> str | None:
     """Say why a side cannot be measured here, or return None."""
     import paceline
 
@@ -760,7 +760,7 @@ def main() -> None:
     if len(cores) < args.ranks:
         print(f"{args.ranks} ranks on {len(cores)} cores: the figures mean little", file=sys.stderr)
     os.sched_setaffinity(0, set(cores[: args.ranks]))
-    reasons = {side: why for side in args.sides if (why := missing(side))}
+    reasons = {side: why for side in args.sides if (why := explain_missing(side))}
     for side, why in reasons.items():
         print(f"{SIDES[side]}: left out: {why}", file=sys.stderr)
     print(f"Horovod: left out: {HOROVOD}", file=sys.stderr)

@@ -419,7 +419,7 @@ def predict(args: argparse.Namespace) -> None:
     if hosts > 1:
         loads = [one["load"] for found in given["ranks"].values() for one in found["repeats"]]
         result |= {"hosts": hosts, "rate": given["rate"], "load": loads, "measured_on": given["machine"]}
-    with calibrated(given) as machine:
+    with write_calibration(given) as machine:
         for kind in SETTINGS:
             by_case: dict[tuple[str, int], list[dict]] = {}
             for p, found in given["ranks"].items():
@@ -429,7 +429,7 @@ def predict(args: argparse.Namespace) -> None:
                     by_case.setdefault((run["strategy"], int(p)), []).append(run)
             for (strategy, ranks), runs in sorted(by_case.items()):
                 costs = machine[kind, work_of(strategy, hosts)]
-                one = simulated(
+                one = simulate(
                     settings(strategy, ranks, kind, hosts),
                     ranks,
                     machine["network", ranks],
@@ -449,7 +449,7 @@ def predict(args: argparse.Namespace) -> None:
         if hosts > 1:
             result["rows"] += exchanges(given, machine)
             result["networks"] = machine["networks"]
-        told(result)
+        print_rows(result)
         if args.accuracy:
             costs, network = machine["reference", "parameter-server"], machine["network", 16]
             result["accuracy"] = accuracies(json.loads(args.accuracy.read_text()), network, costs, args.seeds)
@@ -491,8 +491,8 @@ def exchanges(given: dict, machine: dict[Any, Any]) -> list[dict]:
 
 
 @contextmanager
-def calibrated(given: dict) -> Iterator[dict[Any, Any]]:
-    """What was calibrated, as the files that a simulation takes: a machine as its network, and the costs of each job.
+def write_calibration(given: dict) -> Iterator[dict[Any, Any]]:
+    """Write what was calibrated to the files that a simulation takes: a machine as its network, and the costs of each job.
 
     Between hosts, the costs of work are those of the ranks of one host, measured while all hosts were working.
     """
@@ -527,8 +527,8 @@ def calibrated(given: dict) -> Iterator[dict[Any, Any]]:
         yield files
 
 
-def simulated(settings: dict, ranks: int, network: str, costs: str, *, compute: bool) -> tuple[Fitted, dict]:
-    """A simulated run, and where the time of a step went, as `train_once` returns it."""
+def simulate(settings: dict, ranks: int, network: str, costs: str, *, compute: bool) -> tuple[Fitted, dict]:
+    """Simulate a run; return it, and where the time of a step went, as `train_once` does."""
     from paceline import fit
 
     strategy = settings["strategy"]
@@ -543,7 +543,7 @@ def simulated(settings: dict, ranks: int, network: str, costs: str, *, compute: 
         }  # fmt: skip
 
 
-def told(result: dict) -> None:
+def print_rows(result: dict) -> None:
     print(
         f"{'us a step':42}{'setting':>11}{'ranks':>6}{'measured':>10}{'low':>9}{'high':>9}{'predicted':>11}{'error':>8}"
     )
@@ -579,7 +579,7 @@ def accuracies(measured: dict, network: str, costs: str, seeds: int) -> dict:
         ("4 masters + 12 workers", "masters=4,placement=even", 16),
     ):
         runs = [
-            simulated(
+            simulate(
                 {**SETTING, "strategy": f"parameter-server:{words}", "draws": 632, "batch": 16, "epochs": 5, "seed": seed},
                 ranks, network, costs, compute=True,
             )[0]

@@ -84,7 +84,7 @@ def ring() -> dict[str, float]:
 
 
 def epoch() -> dict[str, float]:
-    return _trained(
+    return _time_training(
         ranks=4096,
         batch=4096,
         epochs=1,
@@ -95,7 +95,7 @@ def epoch() -> dict[str, float]:
 
 
 def memory() -> dict[str, float]:
-    return _trained(
+    return _time_training(
         ranks=1024,
         batch=16_384,
         epochs=1,
@@ -106,13 +106,13 @@ def memory() -> dict[str, float]:
 
 
 def largest() -> dict[str, float]:
-    return _trained(
+    return _time_training(
         ranks=65_536, batch=50_000, epochs=1, draws=10, strategy="sync:allreduce=recursive-doubling", network="infiniband",
         compute=False,
     )  # fmt: skip
 
 
-def _trained(**settings: Any) -> dict[str, float]:
+def _time_training(**settings: Any) -> dict[str, float]:
     import paceline
 
     start = time.process_time()

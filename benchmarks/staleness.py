@@ -53,8 +53,8 @@ class Run:
     gradients: int = 3160
 
 
-def served(run: Run) -> Iterator[int]:
-    """The workers in the order in which the masters serve them."""
+def order_workers(run: Run) -> Iterator[int]:
+    """Iterate over the workers in the order in which the masters serve them."""
     import numpy as np
 
     if run.order == "round-robin":
@@ -102,7 +102,7 @@ def train(run: Run, watch: Any = None) -> float:
     batches = Batches(data.train, batch=run.batch, seed=run.seed, draws=run.gradients)
     arrival = Arrival(worker=0, tau=0, drift=drift, gap=0.0, scale=1.0, eta=run.lr)
     with np.errstate(all="ignore"):  # what diverges does so quietly
-        for t, w in enumerate(served(run)):
+        for t, w in enumerate(order_workers(run)):
             model.x[:] = shown[w]
             batch = batches.at(0, t)
             model.gradient(batch)

@@ -24,8 +24,8 @@ BATCH, DRAWS, EPOCHS, RATE = 16, 632, 5, 1.6
 RANKS = (4, 8, 16)
 
 
-def trained(ranks: int, seed: int, *, own: bool) -> float:
-    """Rank 0's accuracy on the test images, in percent."""
+def train(ranks: int, seed: int, *, own: bool) -> float:
+    """Train; return rank 0's accuracy on the test images, in percent."""
     from paceline.data import Batches, load
     from paceline.models.mlp import build
     from paceline.worker.evaluation import score
@@ -63,7 +63,7 @@ def main() -> None:
     for ranks in RANKS:
         for own in (False, True):
             start = "its own" if own else "rank 0's"
-            right = [trained(ranks, seed, own=own) for seed in range(asked.seeds)]
+            right = [train(ranks, seed, own=own) for seed in range(asked.seeds)]
             found["accuracy"][f"{ranks} ranks, {start}"] = right
             spread = f"{min(right):.2f} to {max(right):.2f}"
             print(

@@ -55,8 +55,8 @@ def ddp(ranks: int) -> float:
     return found["samples_per_second"]
 
 
-def independent(ranks: int) -> float:
-    """Samples a second of `ranks` serial processes at once, one on each core, in all."""
+def time_independent(ranks: int) -> float:
+    """Return the samples a second of `ranks` serial processes at once, one on each core, in all."""
     words = [
         *REFERENCE,
         "--strategy",
@@ -94,7 +94,7 @@ def cases(ranks: int) -> dict:
             )[rate]
             for name in ("shared-memory", "shared-memory,balance=true", "native", "ring")
         },
-        f"independent, {ranks} processes x 64, no exchange": lambda: independent(ranks),
+        f"independent, {ranks} processes x 64, no exchange": lambda: time_independent(ranks),
         f"PyTorch DDP (gloo), {ranks} ranks x 64": lambda: ddp(ranks),
         "course setting, serial, 1 thread, 4 cores": lambda: paceline(
             *COURSE, "--strategy", "serial", "--threads", "1", cores=4

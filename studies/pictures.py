@@ -67,7 +67,7 @@ def picture(name: str, number: int) -> Image.Image:
     top, bottom = (shade(random, *SKIES[random.integers(len(SKIES))]) for _ in range(2))
     for y in range(SIZE):
         share = y / SIZE
-        pen.line([(0, y), (SIZE, y)], fill=mixed(top, bottom, share))
+        pen.line([(0, y), (SIZE, y)], fill=mix(top, bottom, share))
     CLASSES[name](pen, random, horizon)
     if random.random() < 0.5:
         image = image.filter(ImageFilter.GaussianBlur(random.uniform(0.3, 1.5)))
@@ -87,8 +87,8 @@ def shade(random: np.random.Generator, red: int, green: int, blue: int, spread: 
     return int(moved[0]), int(moved[1]), int(moved[2])
 
 
-def mixed(one: Colour, other: Colour, share: float) -> Colour:
-    """A colour between two."""
+def mix(one: Colour, other: Colour, share: float) -> Colour:
+    """Mix two colours."""
     first, second, third = (int(a + (b - a) * share) for a, b in zip(one, other, strict=True))
     return first, second, third
 
@@ -154,7 +154,7 @@ def forest(pen: ImageDraw.ImageDraw, random: np.random.Generator, horizon: int) 
 
 def mountain(pen: ImageDraw.ImageDraw, random: np.random.Generator, horizon: int) -> None:
     for far in (0, 25, 45)[: int(random.integers(2, 4))]:
-        colour = mixed(shade(random, 110, 110, 125), shade(random, 90, 85, 70), far / 45)
+        colour = mix(shade(random, 110, 110, 125), shade(random, 90, 85, 70), far / 45)
         pen.polygon(ridge(random, horizon + far - 20, 22), fill=colour)
     for _ in range(int(random.integers(0, 3))):
         x, y, wide = random.uniform(20, 130), random.uniform(20, horizon), random.uniform(8, 25)

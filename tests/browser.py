@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.components import find, missing
+from tests.components import explain_missing, find
 
 DESKTOP, PHONE = (1280, 900, False), (390, 844, True)
 LIMIT = 60.0
@@ -24,7 +24,7 @@ class Browser:
 
     def __init__(self) -> None:
         found = find("chromium", "chromium-browser")
-        assert found, missing("chromium")
+        assert found, explain_missing("chromium")
         self._home = tempfile.TemporaryDirectory(prefix="chromium-", ignore_cleanup_errors=True)
         theirs_in, self._out = os.pipe()
         self._in, theirs_out = os.pipe()

@@ -50,8 +50,8 @@ def find(*names: str) -> str | None:
     return next((path for name in names if (path := shutil.which(name, path=PATH))), None)
 
 
-def missing(component: str) -> str | None:
-    """Return what a component's absence is reported with, or None where it is there."""
+def explain_missing(component: str) -> str | None:
+    """Return what to install for a component that is missing here; None if it is not."""
     programs, advice = COMPONENTS[component]
     there = all(find(*names) for names in programs)
     return None if there and (component != "hosts" or _may_make_hosts()) else advice

@@ -32,7 +32,7 @@ from paceline.files import (
 READERS: list[Callable[[Path], Any]] = [read_text, read_json, read_json_lines, read_arrays, read_array_names]
 
 
-def refused(read: Callable[[Path], Any], path: Path) -> str:
+def expect_refusal(read: Callable[[Path], Any], path: Path) -> str:
     with pytest.raises(UsageError) as caught:
         read(path)
     message = str(caught.value)
@@ -64,7 +64,7 @@ def test_only_files_are_opened(
     monkeypatch.chdir(tmp_path)  # the path of a socket is short
     make, said = NO_FILES[kind]
     make(tmp_path / "a")
-    assert said in refused(read, tmp_path / "a")
+    assert said in expect_refusal(read, tmp_path / "a")
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device", "socket", "folder"])
@@ -117,7 +117,7 @@ def test_json_is_refused(tmp_path: Path, name: str) -> None:
     text, said = BAD_JSON[name]
     (tmp_path / "a.json").write_text(text)
     for read in (read_json, read_json_lines):
-        assert said in refused(read, tmp_path / "a.json")
+        assert said in expect_refusal(read, tmp_path / "a.json")
 
 
 def test_json_is_read(tmp_path: Path) -> None:
@@ -132,10 +132,10 @@ def test_json_is_read(tmp_path: Path) -> None:
 
 def test_text_that_is_too_large_or_not_utf_8(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"abc\xff")
-    assert "not text in UTF-8 (invalid start byte, byte 3)" in refused(read_text, tmp_path / "a")
+    assert "not text in UTF-8 (invalid start byte, byte 3)" in expect_refusal(read_text, tmp_path / "a")
     with (tmp_path / "b").open("wb") as file:
         file.truncate(40 << 30)  # takes no space on the disk
-    assert "it has 42,949,672,960 bytes" in refused(read_text, tmp_path / "b")
+    assert "it has 42,949,672,960 bytes" in expect_refusal(read_text, tmp_path / "b")
 
 
 ARRAYS = [
@@ -206,7 +206,7 @@ def test_arrays_are_refused(tmp_path: Path, name: str) -> None:
     content, said = BAD_ARRAYS[name]
     archive(tmp_path / "a.npz", ("a.npy", content))
     tracemalloc.start()
-    message = refused(read_arrays, tmp_path / "a.npz")
+    message = expect_refusal(read_arrays, tmp_path / "a.npz")
     assert tracemalloc.get_traced_memory()[1] < 2 << 20
     tracemalloc.stop()
     assert "a.npz cannot be read: " in message
@@ -216,19 +216,19 @@ def test_arrays_are_refused(tmp_path: Path, name: str) -> None:
 def test_other_archives_are_refused(tmp_path: Path) -> None:
     path, one = tmp_path / "a.npz", npy(head("'<f4'", "(1,)"), bytes(4))
     archive(path, ("a.npy", one), method=zipfile.ZIP_LZMA)
-    assert "compressed with an unknown method, 14" in refused(read_arrays, path)
+    assert "compressed with an unknown method, 14" in expect_refusal(read_arrays, path)
     archive(path, ("a.npy", one), ("objects.npy", npy(head("'|O'", "(1,)"), bytes(8))))
     assert read_arrays(path, ["a"])["a"].tolist() == [0]
-    assert "objects.npy holds Python objects" in refused(read_arrays, path)
+    assert "objects.npy holds Python objects" in expect_refusal(read_arrays, path)
     archive(path, ("a.txt", one))
-    assert "it has a file named 'a.txt'" in refused(read_arrays, path)
+    assert "it has a file named 'a.txt'" in expect_refusal(read_arrays, path)
     with pytest.warns(UserWarning, match="Duplicate name"):
         archive(path, ("a.npy", one), ("a.npy", one))
-    assert "it has two arrays named 'a'" in refused(read_arrays, path)
+    assert "it has two arrays named 'a'" in expect_refusal(read_arrays, path)
     path.write_bytes(b"no archive")
-    assert "it is not an .npz file" in refused(read_arrays, path)
+    assert "it is not an .npz file" in expect_refusal(read_arrays, path)
     write_arrays(path, {"x": np.zeros(3)})
-    assert "it has no array 'y'; it has x" in refused(lambda path: read_arrays(path, ["y"]), path)
+    assert "it has no array 'y'; it has x" in expect_refusal(lambda path: read_arrays(path, ["y"]), path)
 
 
 def test_parts_that_overlap_are_refused(tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ def test_parts_that_overlap_are_refused(tmp_path: Path) -> None:
     path.write_bytes(content[:start] + copies + last)
     with zipfile.ZipFile(path) as file:
         assert len(file.infolist()) == 8
-    assert "cannot be read: " in refused(read_arrays, path)
+    assert "cannot be read: " in expect_refusal(read_arrays, path)
 
 
 @pytest.mark.parametrize("compress", [False, True])
@@ -264,7 +264,7 @@ def test_every_flipped_bit_is_noticed_or_harmless(tmp_path: Path, compress: bool
                 assert all(np.array_equal(found[name], array) for name, array in arrays.items())
     for length in range(0, len(whole), 7):
         path.write_bytes(whole[:length])
-        assert "cannot be read: " in refused(read_arrays, path)
+        assert "cannot be read: " in expect_refusal(read_arrays, path)
 
 
 def test_zeros_compress_well(tmp_path: Path) -> None:

@@ -116,7 +116,7 @@ def train(
     return parameters(model), ranks
 
 
-def simulated(program: Callable[..., Any], ranks: int = 3, **options: Any) -> list[Any]:
+def simulate(program: Callable[..., Any], ranks: int = 3, **options: Any) -> list[Any]:
     return simulate_program(program, ranks, Options(**options)).outcome.values
 
 
@@ -152,7 +152,7 @@ def test_one_process_is_the_program_itself() -> None:
 @pytest.mark.parametrize("collective", COLLECTIVES)
 def test_sync_equals_one_process_with_adamw_and_clipping(collective: str) -> None:
     want = plain()
-    for mine, _ in simulated(partial(train, strategy=f"sync:allreduce={collective}")):
+    for mine, _ in simulate(partial(train, strategy=f"sync:allreduce={collective}")):
         assert np.allclose(mine, want, atol=2e-6)
 
 
@@ -160,21 +160,21 @@ def test_sync_equals_one_process_with_adamw_and_clipping(collective: str) -> Non
     "strategy", ["sync:allreduce=ring", "sync:allreduce=shared-memory", "sync:allreduce=ring,overlap=true"]
 )
 def test_gradients_that_are_set_to_zero(strategy: str) -> None:
-    for mine, _ in simulated(partial(train, strategy=strategy, to_none=False)):
+    for mine, _ in simulate(partial(train, strategy=strategy, to_none=False)):
         assert np.allclose(mine, plain(), atol=2e-6)
 
 
 @pytest.mark.parametrize("ranks", [2, 5, 9])
 def test_sync_with_uneven_ends(ranks: int) -> None:
     """98 samples in batches of 16: the last batch has 2, fewer than some have ranks."""
-    for mine, _ in simulated(train, ranks):
+    for mine, _ in simulate(train, ranks):
         assert np.allclose(mine, plain(), atol=2e-6)
 
 
 @pytest.mark.parametrize("masters", [1, 2])
 def test_one_worker_of_a_server_equals_one_process(masters: int) -> None:
     strategy = f"parameter-server:masters={masters}"
-    for mine, _ in simulated(partial(train, strategy=strategy), masters + 1):
+    for mine, _ in simulate(partial(train, strategy=strategy), masters + 1):
         assert np.allclose(mine, plain(), atol=2e-6)
 
 
@@ -182,7 +182,7 @@ def test_one_worker_of_a_server_equals_one_process(masters: int) -> None:
 def test_a_scheduler_acts_wherever_the_step_is_taken(strategy: str) -> None:
     alone = train(None, schedule=True)[0]
     assert not np.allclose(alone, plain(), atol=1e-4)
-    for mine, _ in simulated(partial(train, strategy=strategy, schedule=True), 2):
+    for mine, _ in simulate(partial(train, strategy=strategy, schedule=True), 2):
         assert np.allclose(mine, alone, atol=2e-6)
 
 
@@ -204,7 +204,7 @@ def optimizers() -> list[Any]:
 def test_optimizers_that_step_in_parts_or_not(optimizer: Any, collective: str) -> None:
     alone, _ = train(None, optimizer=optimizer, clip=None)
     strategy = f"sync:allreduce={collective}"
-    for mine, _ in simulated(partial(train, strategy=strategy, optimizer=optimizer, clip=None)):
+    for mine, _ in simulate(partial(train, strategy=strategy, optimizer=optimizer, clip=None)):
         assert np.allclose(mine, alone, atol=2e-6)
 
 
@@ -274,7 +274,7 @@ def test_what_programs_do_before_the_step(what: str) -> None:
     assert not np.allclose(plain_result, parameters(net()))
     if what not in ("one rank looks", "save on one rank", "reload", "other weights for a while"):
         assert not np.allclose(plain_result, train(None, clip=None, optimizer=one_group)[0], atol=1e-4)
-    for mine, state, kept in simulated(program):
+    for mine, state, kept in simulate(program):
         assert np.allclose(mine, plain_result, atol=5e-6)
         compare_states(state, plain_state)
         for one, other in zip(kept, plain_kept, strict=False):
@@ -314,7 +314,7 @@ def test_hooks_of_the_optimizer_see_the_exchanged_gradient() -> None:
         return norms, after, mine
 
     norms, after, alone = program(None)
-    for found in simulated(program):
+    for found in simulate(program):
         assert np.allclose(found[0], norms, rtol=1e-4)
         assert found[1] == after
         assert np.allclose(found[2], alone, atol=2e-6)
@@ -367,15 +367,15 @@ def test_weights_that_programs_change_themselves(after: Callable[[Any], None]) -
     if after is not swap:
         unchanged = train(None, build=wide, optimizer=one_group, clip=clip, epochs=1)[0]
         assert not np.allclose(alone, unchanged, atol=1e-3)
-    for mine, _ in simulated(program):
+    for mine, _ in simulate(program):
         assert np.allclose(mine, alone, atol=1e-5)
 
 
 def test_sums_of_others_are_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     program = partial(train, build=wide, optimizer=one_group, epochs=1)
-    summed_here = simulated(program)
+    summed_here = simulate(program)
     monkeypatch.setattr("paceline.collectives._exchange.SUMMED_BY_ALL", 0)
-    for (mine, _), (other, _) in zip(summed_here, simulated(program), strict=True):
+    for (mine, _), (other, _) in zip(summed_here, simulate(program), strict=True):
         assert np.array_equal(mine, other)
 
 
@@ -390,9 +390,9 @@ def test_memory_is_copied_only_where_a_program_writes(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(CommonFile, "find_changes", watch)
     program = partial(train, build=wide, optimizer=one_group, epochs=1)
-    simulated(program, 2)
+    simulate(program, 2)
     assert copied == []
-    simulated(partial(program, after=clamp_some), 2)
+    simulate(partial(program, after=clamp_some), 2)
     assert bool(copied) == Path(PAGEMAP).exists()
     assert all(one.start >= 6 * 500 * 4 - mmap.PAGESIZE for one in copied)  # the weights of the last layer
 
@@ -408,7 +408,7 @@ def test_a_hook_after_the_step_changes_weights() -> None:
         return train(comm, build=wide, optimizer=optimizer, clip=None, epochs=1)[0]
 
     alone = program(None)
-    for mine in simulated(program):
+    for mine in simulate(program):
         assert np.allclose(mine, alone, atol=1e-5)
 
 
@@ -431,7 +431,7 @@ def test_an_optimizer_that_has_taken_steps_before() -> None:
         return parameters(model)
 
     alone = program(None)
-    for mine in simulated(program):
+    for mine in simulate(program):
         assert np.allclose(mine, alone, atol=2e-6)
 
 
@@ -444,7 +444,7 @@ OVERLAP = "sync:allreduce=ring,overlap=true,bucket=0.0001"
 @pytest.mark.parametrize("clip", [None, 0.5])
 @pytest.mark.parametrize("strategy", [OVERLAP, OVERLAP.replace("ring", "native")])
 def test_overlap_equals_one_process(strategy: str, clip: float | None) -> None:
-    for mine, _ in simulated(partial(train, strategy=strategy, clip=clip)):
+    for mine, _ in simulate(partial(train, strategy=strategy, clip=clip)):
         assert np.allclose(mine, plain(clip=clip), atol=2e-6)
 
 
@@ -465,7 +465,7 @@ def test_overlap_with_several_passes_and_accumulated_batches() -> None:
         return parameters(model)
 
     alone = program(None)
-    for mine in simulated(program, 3):
+    for mine in simulate(program, 3):
         assert np.allclose(mine, alone, atol=2e-6)
 
 
@@ -491,7 +491,7 @@ def test_overlap_refuses_what_comes_too_late(what: Callable[..., None], said: st
 
     program(None)
     with pytest.raises(RankFailed, match=said):
-        simulated(program, 2)
+        simulate(program, 2)
 
 
 def on_real_ranks(comm: Any) -> dict[str, Any]:
@@ -544,7 +544,7 @@ def test_overlap_and_division_on_real_ranks() -> None:
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_every_strategy_trains_the_program(strategy: str) -> None:
     ranks = 1 if strategy == "serial" else 3
-    found = simulated(partial(train, strategy=strategy, epochs=3, clip=None), ranks)
+    found = simulate(partial(train, strategy=strategy, epochs=3, clip=None), ranks)
     start = parameters(net())
     for mine, loop in found:
         assert np.isfinite(mine).all()
@@ -566,7 +566,7 @@ def test_a_strategy_of_the_users_own() -> None:
             me.model.x[:] = me.mean()(me.model.x)
             me.validate(epoch)
 
-    found = simulated(partial(train, strategy=alone))
+    found = simulate(partial(train, strategy=alone))
     assert np.array_equal(found[0][0], found[2][0])
 
 
@@ -587,7 +587,7 @@ def test_every_sample_once_per_epoch() -> None:
 
     for strategy in ("sync", "local-sgd:every=3", "gossip", "parameter-server"):
         # With more ranks than samples in the last batch, some get that batch with weight 0.
-        values = simulated(partial(program, strategy), 2 if strategy == "sync" else 4)
+        values = simulate(partial(program, strategy), 2 if strategy == "sync" else 4)
         for epoch in range(2):
             together = sorted(value for seen in values if len(seen) > epoch for value in seen[epoch])
             assert together == sorted(X[:, 0].tolist()), strategy
@@ -623,10 +623,10 @@ def test_loaders_give_the_same_batches_on_any_number_of_ranks(options: dict[str,
     assert loop.fitted is not None
     assert loop.fitted.steps == 2 * steps
     ranks = 2 if options.get("num_workers") else 3
-    for mine, _ in simulated(partial(train, data=loader, batch=None), ranks):
+    for mine, _ in simulate(partial(train, data=loader, batch=None), ranks):
         assert np.allclose(mine, alone, atol=2e-6)
     if not options.get("num_workers"):
-        for mine, _ in simulated(partial(train, strategy="local-sgd:every=2", data=loader, batch=None)):
+        for mine, _ in simulate(partial(train, strategy="local-sgd:every=2", data=loader, batch=None)):
             assert np.isfinite(mine).all()
 
 
@@ -641,10 +641,10 @@ def test_a_stream() -> None:
         return DataLoader(Endless(), batch_size=16)
 
     alone, _ = train(None, data=loader, batch=None, steps=5)
-    for mine, _ in simulated(partial(train, data=loader, batch=None, steps=5)):
+    for mine, _ in simulate(partial(train, data=loader, batch=None, steps=5)):
         assert np.allclose(mine, alone, atol=2e-6)
     for strategy in ("weight-average", "parameter-server"):
-        [*_, (mine, _)] = simulated(partial(train, strategy=strategy, data=loader, batch=None, steps=5))
+        [*_, (mine, _)] = simulate(partial(train, strategy=strategy, data=loader, batch=None, steps=5))
         assert np.isfinite(mine).all()
     with pytest.raises(UsageError, match="give share"):
         train(None, data=loader, batch=None)
@@ -670,7 +670,7 @@ def test_a_stream_begins_anew_in_every_epoch_also_where_a_rank_has_one_batch_of_
         return stream.count
 
     assert count_passes(None) == 3
-    assert simulated(partial(count_passes, strategy="weight-average", steps=3)) == [3, 3, 3]
+    assert simulate(partial(count_passes, strategy="weight-average", steps=3)) == [3, 3, 3]
 
 
 class Counted(Endless):
@@ -686,7 +686,7 @@ def test_a_stream_that_ends_with_a_smaller_batch() -> None:
         return DataLoader(Counted(), batch_size=16)
 
     alone, _ = train(None, data=loader, batch=None)
-    for mine, _ in simulated(partial(train, data=loader, batch=None)):
+    for mine, _ in simulate(partial(train, data=loader, batch=None)):
         assert np.allclose(mine, alone, atol=2e-6)
     with pytest.raises(UsageError, match="drop_last"):
         train(None, data=loader, batch=None, steps=7)
@@ -706,7 +706,7 @@ def test_gradients_are_exchanged_before_the_program_reads_them() -> None:
         return norms
 
     alone = program(None)
-    for norms in simulated(program):
+    for norms in simulate(program):
         assert np.allclose(norms, alone, rtol=1e-4)
 
 
@@ -715,7 +715,7 @@ def test_clipping_by_value() -> None:
         nn.utils.clip_grad_value_(model.parameters(), 0.01)
 
     alone, _ = train(None, clip=None, before=clip)
-    for mine, _ in simulated(partial(train, clip=None, before=clip)):
+    for mine, _ in simulate(partial(train, clip=None, before=clip)):
         assert np.allclose(mine, alone, atol=2e-6)
 
 
@@ -738,10 +738,10 @@ def test_several_losses_and_accumulated_batches() -> None:
     alone, steps = program(None)
     assert steps == 2 * 96 // 24
     for ranks in (2, 3):
-        for mine, _ in simulated(program, ranks):
+        for mine, _ in simulate(program, ranks):
             assert np.allclose(mine, alone, atol=2e-6)
     with pytest.raises(RankFailed, match="divide evenly"):
-        simulated(program, 5)
+        simulate(program, 5)
 
 
 def test_a_frozen_part_that_is_trained_later() -> None:
@@ -765,7 +765,7 @@ def test_a_frozen_part_that_is_trained_later() -> None:
         return parameters(model)
 
     alone = program(None)
-    for mine in simulated(program):
+    for mine in simulate(program):
         assert np.allclose(mine, alone, atol=2e-6)
 
 
@@ -784,7 +784,7 @@ def test_parameters_of_lower_precision() -> None:
         return parameters(model)
 
     alone = program(None)
-    for mine in simulated(program, 2):
+    for mine in simulate(program, 2):
         assert np.allclose(mine, alone, atol=2e-2)
 
 
@@ -801,7 +801,7 @@ def test_a_server_refuses_to_unfreeze() -> None:
                     made.step()
 
     with pytest.raises(RankFailed, match="unfrozen"):
-        simulated(program)
+        simulate(program)
 
 
 def test_autocast_compiled_modules_and_evaluation_in_the_middle() -> None:
@@ -824,7 +824,7 @@ def test_autocast_compiled_modules_and_evaluation_in_the_middle() -> None:
         return parameters(model)
 
     alone = program(None)
-    for mine in simulated(program, 2):
+    for mine in simulate(program, 2):
         assert np.allclose(mine, alone, atol=2e-2)  # bfloat16
 
 
@@ -845,7 +845,7 @@ def test_batch_norm_and_early_stopping() -> None:
         return parameters(model), [b.clone() for b in model.buffers()], len(ranks.fitted.history)  # type: ignore[union-attr]
 
     for strategy in ("sync", "local-sgd:every=5", "hogwild"):
-        found = simulated(partial(program, strategy))
+        found = simulate(partial(program, strategy))
         for mine, buffers, epochs in found:
             assert epochs == 3
             assert np.array_equal(mine, found[0][0])
@@ -874,7 +874,7 @@ def test_training_ends_at_the_target_on_all_ranks(strategy: str, monkeypatch: py
         return len(ranks.fitted.history)  # type: ignore[union-attr]
 
     def epochs(*until: Any) -> int:
-        (ended,) = set(simulated(partial(program, until)))
+        (ended,) = set(simulate(partial(program, until)))
         return ended
 
     def is_soon(ended: int, epochs: int) -> bool:
@@ -1004,7 +1004,7 @@ def test_mistakes_are_explained(mistake: Callable[..., None], words: str) -> Non
         program(None)
     assert words in str(said.value)
     with pytest.raises(RankFailed) as failed:
-        simulated(program, 2)
+        simulate(program, 2)
     assert words in str(failed.value)
 
 
@@ -1018,7 +1018,7 @@ def test_an_error_of_the_program_is_its_own() -> None:
     with pytest.raises(ZeroDivisionError):
         program(None)
     with pytest.raises(RankFailed, match="ZeroDivisionError: mine"):
-        simulated(program)
+        simulate(program)
     train(None)  # nothing is left behind
 
 

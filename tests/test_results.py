@@ -71,7 +71,7 @@ def tables(heading: str) -> list[list[list[str]]]:
     return [[[cell.strip() for cell in line.split("|")[1:-1]] for line in b.splitlines()[2:]] for b in blocks]
 
 
-def published(name: str) -> dict[tuple[str, int], dict[str, Any]]:
+def read_published(name: str) -> dict[tuple[str, int], dict[str, Any]]:
     return {
         (figure["strategy"], figure.get("ranks", 0)): figure
         for figure in read(STUDIES / f"{name}.toml").published
@@ -99,7 +99,7 @@ def check(
 
 
 def test_synchronous_or_asynchronous() -> None:
-    found, theirs = rows("sync-async"), published("sync-async")
+    found, theirs = rows("sync-async"), read_published("sync-async")
     serial = found["mnist", 632, "serial", 1]
     (table,) = tables("Synchronous or asynchronous")
     check(table, found, "mnist", 632, fmean(one["train_seconds"] for one in serial))
@@ -128,7 +128,7 @@ def test_starts_of_their_own() -> None:
         f"{fmean(right[own.format(ranks)]) - fmean(right[other.format(ranks)]):.1f}" for ranks in (4, 8, 16)
     ]
     assert f"costs {lost[0]}, {lost[1]} and {lost[2]} points on 4, 8 and 16 ranks" in " ".join(PAGE.split())
-    theirs = published("sync-async")
+    theirs = read_published("sync-async")
     serial = [
         figure["accuracy"]
         for figure in read(STUDIES / "sync-async.toml").published
@@ -142,7 +142,7 @@ def test_starts_of_their_own() -> None:
 
 
 def test_psgd_or_hogwild() -> None:
-    found, theirs = rows("psgd-hogwild"), published("psgd-hogwild")
+    found, theirs = rows("psgd-hogwild"), read_published("psgd-hogwild")
     short, whole = tables("PSGD or HogWild")
     for table, draws in ((short, 156), (whole, None)):
         serial = found["mnist", draws, "serial", 1]
@@ -165,7 +165,7 @@ def test_psgd_or_hogwild() -> None:
 
 
 def test_allreduce_or_send_and_recv() -> None:
-    found, theirs = rows("allreduce-sendrecv"), published("allreduce-sendrecv")
+    found, theirs = rows("allreduce-sendrecv"), read_published("allreduce-sendrecv")
     iris, pictures = tables("Allreduce or Send and Recv")
     assert [cells[0] for cells in iris] == [str(ranks) for ranks in range(1, 9)]
     for cells in iris:

@@ -35,7 +35,7 @@ def naming(record: Path, tmp_path: Path) -> Iterator[Callable[[str, str], Path]]
     (record / "config.json").write_text(before)
 
 
-def refused(words: list[str], what: str, capsys: pytest.CaptureFixture[str]) -> None:
+def check_refusal(words: list[str], what: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Check that a command ends with status 2 and one line that says what would be run, and how to allow it."""
     assert cli.main(words) == 2
     (line,) = capsys.readouterr().err.splitlines()
@@ -49,7 +49,7 @@ def test_predict_runs_nothing_that_a_record_names(
 ) -> None:
     mark = tmp_path / "mark"
     run = naming(key, f"os:system:command=touch {mark}")
-    refused(["predict", str(run)], "os:system", capsys)
+    check_refusal(["predict", str(run)], "os:system", capsys)
     with pytest.raises(UntrustedError):
         predict(run)
     assert not mark.exists()
@@ -61,7 +61,7 @@ def test_replay_runs_nothing_that_a_record_names(
 ) -> None:
     mark = tmp_path / "mark"
     run = naming(key, f"os:system:command=touch {mark}")
-    refused(["train", "--replay", str(run), "--runs", str(tmp_path)], "os:system", capsys)
+    check_refusal(["train", "--replay", str(run), "--runs", str(tmp_path)], "os:system", capsys)
     assert not mark.exists()
 
 
@@ -69,7 +69,7 @@ def test_nor_a_rule_inside_a_strategy(
     naming: Callable[[str, str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = naming("strategy", "parameter-server:rule=antigravity:fly")
-    refused(["train", "--replay", str(run), "--runs", str(tmp_path)], "antigravity:fly", capsys)
+    check_refusal(["train", "--replay", str(run), "--runs", str(tmp_path)], "antigravity:fly", capsys)
 
 
 def test_trust_allows_it(

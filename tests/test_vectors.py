@@ -14,7 +14,7 @@ N = 2000
 X, Y = np.linspace(1, 2, N, dtype=np.float32), np.linspace(3, 4, N)
 
 
-def made(values: Any, *, time_only: bool = False) -> tuple[Any, list[tuple[str, float]]]:
+def make_vector(values: Any, *, time_only: bool = False) -> tuple[Any, list[tuple[str, float]]]:
     charged: list[tuple[str, float]] = []
     return vector(values.copy(), Meter(lambda *work: charged.append(work), time_only)), charged
 
@@ -40,7 +40,7 @@ def test_results_and_charges(name: str) -> None:
     operation, expected = OPERATIONS[name]
     plain = operation(X.copy())
     for time_only in (False, True):
-        x, charged = made(X, time_only=time_only)
+        x, charged = make_vector(X, time_only=time_only)
         found = operation(x)
         assert type(found) is Vector
         assert (found.shape, found.dtype) == (plain.shape, plain.dtype)
@@ -54,16 +54,16 @@ def test_results_and_charges(name: str) -> None:
     "reduced", [np.sum, np.max, lambda x: x.sum(), lambda x: np.dot(x, x), np.linalg.norm, lambda x: x[7]]
 )
 def test_numbers_are_unknown_where_nothing_is_computed(reduced: Callable[[Any], Any]) -> None:
-    x, _ = made(X)
+    x, _ = make_vector(X)
     assert reduced(x) == reduced(X)
-    x, _ = made(X, time_only=True)
+    x, _ = make_vector(X, time_only=True)
     assert np.isnan(reduced(x))
 
 
 @pytest.mark.parametrize("time_only", [False, True])
 def test_in_place(time_only: bool) -> None:
-    x, charged = made(X, time_only=time_only)
-    other, _ = made(X, time_only=time_only)
+    x, charged = make_vector(X, time_only=time_only)
+    other, _ = make_vector(X, time_only=time_only)
     x += other
     x[: N // 2] *= 2
     x[N // 2 :] = other[: N // 2]
@@ -77,7 +77,7 @@ def test_in_place(time_only: bool) -> None:
 
 
 def test_plain_views_cost_nothing() -> None:
-    x, charged = made(X)
+    x, charged = make_vector(X)
     plain = np.asarray(x)
     plain += 1
     assert type(plain) is np.ndarray
@@ -92,7 +92,7 @@ def test_work_that_is_charged_as_a_whole() -> None:
         x += factor * y
 
     for time_only in (False, True):
-        x, charged = made(X, time_only=time_only)
+        x, charged = make_vector(X, time_only=time_only)
         charge_whole("rule", N, work, x, x, 2.0)
         charge_whole("shown", 0, work, x, x, 0.0)
         assert charged == [("rule", N)]

@@ -196,7 +196,7 @@ def deaths(subject: Subject, whole: Any, r: random.Random) -> list[dict[str, Any
     return found
 
 
-def simulated(subject: Subject, r: random.Random, run: Any) -> Verdict:
+def kill_simulated(subject: Subject, r: random.Random, run: Any) -> Verdict:
     """Let simulated ranks die."""
     from paceline.record import Run
 
@@ -494,7 +494,7 @@ class Undisturbed:
 
 
 @cache
-def undisturbed(strategy: str) -> Undisturbed:
+def train_undisturbed(strategy: str) -> Undisturbed:
     """Train without a disturbance: once, or with several seeds if the results vary."""
     subject = SUBJECTS[strategy]
     found: list[dict[str, Any]] = []
@@ -544,7 +544,7 @@ def wait_moment(
     here: Place, job: subprocess.Popen[str], subject: Subject, r: random.Random, *, early: float
 ) -> str:
     """Wait until a random moment of a run, with probability `early` one before training begins; return which."""
-    whole = undisturbed(subject.strategy)
+    whole = train_undisturbed(subject.strategy)
     if r.random() < early:
         moment = r.random() * whole.start
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -562,7 +562,7 @@ def wait_moment(
 
 def check_real(verdict: Verdict, here: Place, subject: Subject, said: str, *, same_ranks: bool) -> None:
     """Check the results of a run that has ended."""
-    whole = undisturbed(subject.strategy)
+    whole = train_undisturbed(subject.strategy)
     found = results(said)
     run = here.seen(here.runs) / "case"
     if not found:
@@ -599,7 +599,7 @@ def strike(here: Any, r: random.Random, verdict: Verdict, number: int) -> int | 
     return victim
 
 
-def killed(subject: Subject, r: random.Random, run: Any) -> Verdict:
+def kill_rank(subject: Subject, r: random.Random, run: Any) -> Verdict:
     """Kill one real rank."""
     verdict = Verdict()
     with place() as here:
@@ -617,7 +617,7 @@ def killed(subject: Subject, r: random.Random, run: Any) -> Verdict:
     return verdict
 
 
-def resumed(verdict: Verdict, here: Place, subject: Subject) -> None:
+def resume_run(verdict: Verdict, here: Place, subject: Subject) -> None:
     """Resume a run that was cut, if it left anything to resume, and check where it ends."""
     from paceline.record import checkpoint
 
@@ -667,12 +667,12 @@ def cut(subject: Subject, r: random.Random, run: Any) -> Verdict:
         if everything:  # folders of killed jobs are removed by the next job, after a minute
             for folder in (*here.shm.glob("paceline-job-*"), *(here.folder / "tmp").glob("paceline-job-*")):
                 os.utime(folder, (0, 0))
-        resumed(verdict, here, subject)
+        resume_run(verdict, here, subject)
         verdict.leaking += here.leaks(swept="resumed" in verdict.note, whole="resumed" in verdict.note)
     return verdict
 
 
-def stopped(subject: Subject, r: random.Random, run: Any) -> Verdict:
+def stop_run(subject: Subject, r: random.Random, run: Any) -> Verdict:
     """Ask a run to stop, and resume it."""
     verdict = Verdict()
     number = r.choice((signal.SIGTERM, signal.SIGINT, signal.SIGUSR1))
@@ -688,12 +688,12 @@ def stopped(subject: Subject, r: random.Random, run: Any) -> Verdict:
             if not (early and status == -number):  # before paceline could handle it
                 verdict.ended.append(f"status {status} after {number.name}")
         verdict.leaking += here.leaks()
-        resumed(verdict, here, subject)
+        resume_run(verdict, here, subject)
         verdict.leaking += here.leaks()
     return verdict
 
 
-def frozen(subject: Subject, r: random.Random, run: Any) -> Verdict:
+def freeze_rank(subject: Subject, r: random.Random, run: Any) -> Verdict:
     """Stop one real rank."""
     verdict = Verdict()
     way = r.choice(("abort", "checkpoint-abort"))
@@ -714,7 +714,7 @@ def frozen(subject: Subject, r: random.Random, run: Any) -> Verdict:
             whole=False
         )  # it may have been stopped while it wrote; a resume removes that
         if way != "abort":
-            resumed(verdict, here, subject)
+            resume_run(verdict, here, subject)
             verdict.leaking += here.leaks(whole="resumed" in verdict.note)
     return verdict
 
@@ -734,7 +734,7 @@ def disk(subject: Subject, r: random.Random, run: Any) -> Verdict:
         fill(filler)
         if r.random() < 0.4:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                job.wait(r.random() * undisturbed(subject.strategy).seconds)
+                job.wait(r.random() * train_undisturbed(subject.strategy).seconds)
             filler.unlink()
             verdict.note += ", for a while"
         status, said = finish(job, verdict)
@@ -744,7 +744,7 @@ def disk(subject: Subject, r: random.Random, run: Any) -> Verdict:
         elif not found:
             verdict.result.append("no accuracy was printed")
         else:
-            check_accuracy(verdict, found["test_accuracy"], undisturbed(subject.strategy).accuracies)
+            check_accuracy(verdict, found["test_accuracy"], train_undisturbed(subject.strategy).accuracies)
             run = here.folder / found["run"]
             rescued = run.parent != here.runs  # into a folder of its own, which is meant to stay
             saved = run if rescued else here.seen(run)
@@ -780,7 +780,7 @@ def readable(path: Path) -> bool:
 # ---- all cases
 
 CASES: dict[str, Callable[[Subject, random.Random, Any], Verdict]] = {
-    "simulated": simulated, "killed": killed, "cut": cut, "stopped": stopped, "frozen": frozen, "disk": disk,
+    "simulated": kill_simulated, "killed": kill_rank, "cut": cut, "stopped": stop_run, "frozen": freeze_rank, "disk": disk,
 }  # fmt: skip
 
 
@@ -795,7 +795,7 @@ def try_case(name: str, seed: int, run: Any) -> Verdict:
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     try:
         if kind != "simulated":
-            undisturbed(strategy)  # before the case begins
+            train_undisturbed(strategy)  # before the case begins
         return CASES[kind](SUBJECTS[strategy], random.Random(digest), run)
     except HungError as hung:
         return hung.verdict
@@ -803,7 +803,7 @@ def try_case(name: str, seed: int, run: Any) -> Verdict:
         return Verdict(ended=["the case itself failed"], output=traceback.format_exc())
 
 
-def chosen(words: str | None) -> list[Subject]:
+def choose_subjects(words: str | None) -> list[Subject]:
     """Return the strategies whose names begin with one of the given ones."""
     wanted = None if words is None else re.split(r",(?![\w-]+=)", words)
     return [
@@ -855,7 +855,7 @@ def main() -> int:
     )
     parser.add_argument("--only", metavar="CASE", help="run only this case, and print what it printed")
     args = parser.parse_args()
-    subjects = chosen(args.strategies)
+    subjects = choose_subjects(args.strategies)
     if not subjects:
         parser.error(f"no strategy is called {args.strategies}; they are {', '.join(SUBJECTS)}")
     counts: dict[tuple[str, str], Counter[str]] = {}
@@ -895,7 +895,7 @@ def main() -> int:
                     attempt(name, run)
             for name in names:
                 if "/simulated/" not in name and time.monotonic() < late:
-                    undisturbed(name.rsplit("/", 2)[0])
+                    train_undisturbed(name.rsplit("/", 2)[0])
             with ThreadPoolExecutor(args.jobs) as pool:
                 list(pool.map(lambda name: attempt(name, run), [n for n in names if "/simulated/" not in n]))
     shutil.rmtree(shared_cache(), ignore_errors=True)

@@ -80,7 +80,7 @@ class Case:
 
 def cases() -> list[Case]:
     """All of them, each run that is replayed before its replay."""
-    found = [*simulated(), *networks(), *time_alone(), *real(), *scaling()]
+    found = [*list_simulated(), *networks(), *time_alone(), *real(), *scaling()]
     names = [case.name for case in found]
     twice = {name for name in names if names.count(name) > 1}
     assert not twice, twice
@@ -116,19 +116,19 @@ def case(
         costs = "free" if about.get("timed") else "full"
         arguments += ["--on", "sim", "--network", net, "--machine", f"costs:{costs}"]
         if about.get("timed") and ranks > 1:
-            arguments += ["--slow", uneven(ranks)]
+            arguments += ["--slow", slow_ranks(ranks)]
     name = f"{kind} {strategy} n={ranks}" + f" {net}" * (kind != "mpi" and net != "10gbe")
     name = " ".join(filter(None, (name, named, more)))
     return Case(name, kind, tuple(arguments), **about)
 
 
-def uneven(ranks: int) -> str:
-    """Every rank slower than the one before, so that no two come at the same time."""
+def slow_ranks(ranks: int) -> str:
+    """Make every rank slower than the one before, so that no two come at the same time."""
     return ",".join(f"{rank}:{1 + 0.113 * rank + 0.0137 * rank**2:.4f}x" for rank in range(1, ranks))
 
 
-def simulated() -> Iterator[Case]:
-    """The small network on simulated ranks: every strategy, its options, updates, schedules, nodes, divergence."""
+def list_simulated() -> Iterator[Case]:
+    """List cases of the small network on simulated ranks: strategies, options, updates, schedules, nodes, divergence."""
     two, three, four, one_node = (
         "10gbe:ranks-per-node=2", "10gbe:ranks-per-node=3", "10gbe:ranks-per-node=4", "loopback",
     )  # fmt: skip

@@ -73,7 +73,7 @@ def bad_operations(MPI: Any) -> dict[str, tuple[Any, Any, type[Exception], str]]
 
 
 @contextmanager
-def refused(error: type[Exception], words: str, where: Any) -> Iterator[None]:
+def expect_refusal(error: type[Exception], words: str, where: Any) -> Iterator[None]:
     raised = ""
     try:
         yield
@@ -89,17 +89,17 @@ def refusals(world: Any) -> None:
     for name in NAMES:
         seen = Recorded(world)
         for what, (send, recv, error, words) in bad_arrays().items():
-            with refused(error, words, (name, what)):
+            with expect_refusal(error, words, (name, what)):
                 allreduce(send, recv, seen, algorithm=name)
         for what, (dtype, op, error, words) in bad_operations(MPI).items():
-            with refused(error, words, (name, what)):
+            with expect_refusal(error, words, (name, what)):
                 allreduce(np.zeros(3, dtype), np.zeros(3, dtype), seen, op, algorithm=name)
         first_only = MPI.Op.Create(lambda a, b, kind: None, commute=False)
-        with refused(ValueError, "op must be commutative", name):
+        with expect_refusal(ValueError, "op must be commutative", name):
             allreduce(np.zeros(3), np.zeros(3), seen, first_only, algorithm=name)
         first_only.Free()
         own = MPI.Op.Create(lambda a, b, kind: None, commute=True)
-        with refused(TypeError, "MPI has no float16", name):
+        with expect_refusal(TypeError, "MPI has no float16", name):
             allreduce(np.zeros(3, np.float16), np.zeros(3, np.float16), seen, own, algorithm=name)
         own.Free()
         assert seen.counts.messages == 0, (name, seen.counts)
@@ -107,7 +107,7 @@ def refusals(world: Any) -> None:
             ("a number", 7, TypeError, "comm must be a communicator; got int"),
             ("null", MPI.COMM_NULL, ValueError, "comm must be a live communicator"),
         ):
-            with refused(error, words, (name, what)):
+            with expect_refusal(error, words, (name, what)):
                 allreduce(np.zeros(3), np.zeros(3), comm, algorithm=name)
         fine = np.ones(3)
         allreduce(fine, fine, seen, algorithm=name)  # and the communicator is as good as before
@@ -115,13 +115,13 @@ def refusals(world: Any) -> None:
 
     half = world.Split(world.rank % 2, world.rank)
     bridge = half.Create_intercomm(0, world, 1 - world.rank % 2, 3)
-    with refused(ValueError, "comm must be an intracommunicator", "intercommunicator"):
+    with expect_refusal(ValueError, "comm must be an intracommunicator", "intercommunicator"):
         allreduce(np.zeros(3), np.zeros(3), bridge, algorithm="ring")
     bridge.Free()
     half.Free()
     gone = world.Dup()
     gone.Free()
-    with refused(ValueError, "comm must be a live communicator", "freed"):
+    with expect_refusal(ValueError, "comm must be a live communicator", "freed"):
         allreduce(np.zeros(3), np.zeros(3), gone, algorithm="ring")
 
 
@@ -135,7 +135,7 @@ def bad_functions(world: Any) -> None:
     ):
         for name in NAMES:
             seen = Recorded(world)
-            with refused(error, words, name):
+            with expect_refusal(error, words, name):
                 allreduce(np.zeros(6), np.zeros(6), seen, function, algorithm=name)
             assert seen.counts.messages == 0, name
 

@@ -15,14 +15,14 @@ from paceline.vmpi import run
 LATE = 2.0
 
 
-def timed(comm: Any, waits: str = "wait") -> tuple[Any, Stopwatch]:
+def time_calls(comm: Any, waits: str = "wait") -> tuple[Any, Stopwatch]:
     watch = Stopwatch(comm.Wtime, waits)
     return Recorded(comm, timer=Timer(watch)), watch
 
 
 def waiting(comm: Any, name: str, waits: str) -> dict[str, float]:
     """Rank 0 sends late; rank 1 waits for it with one kind of call, and then works for a second."""
-    on_clock, watch = timed(comm, waits)
+    on_clock, watch = time_calls(comm, waits)
     if comm.Get_rank() == 0:
         comm.Compute(LATE)
         on_clock.Send(np.ones(3), dest=1)
@@ -53,7 +53,7 @@ def test_waiting_is_measured_where_it_happens(name: str, waits: str) -> None:
 
 def test_inside_an_evaluation_nothing_else_is_measured() -> None:
     def program(comm: Any) -> dict[str, float]:
-        on_clock, watch = timed(comm)
+        on_clock, watch = time_calls(comm)
         with watch.during("evaluation"):
             comm.Compute(float(comm.Get_rank()))
             on_clock.Barrier()
@@ -86,7 +86,7 @@ def test_short_spans_belong_to_what_follows() -> None:
 
 def test_null_requests_may_be_among_those_that_are_waited_for() -> None:
     def program(comm: Any) -> tuple[list[int], float] | None:
-        on_clock, watch = timed(comm)
+        on_clock, watch = time_calls(comm)
         if comm.Get_rank() == 0:
             comm.Compute(LATE)
             on_clock.Send(np.ones(3), dest=1)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.course.started import COURSE, alone, each_alone, started
+from tests.course.programs import COURSE, run_alone, run_each_alone, run_on_ranks
 
 MAIN, TEST = COURSE / "main.py", COURSE / "allreduce_test.py"
 SMALL = ("--images", "400", "--batches", "12", "--epochs", "2")
@@ -22,7 +22,7 @@ def expect(lines: list[str], *patterns: str) -> None:
 
 
 def test_serial() -> None:
-    status, lines = alone(
+    status, lines = run_alone(
         MAIN, "serial", "--images", "2000", "--batches", "300", "--epochs", "2", "--seed", "1"
     )
     assert status == 0
@@ -31,26 +31,26 @@ def test_serial() -> None:
 
 
 def test_sync() -> None:
-    status, lines = started(2, MAIN, "sync", *SMALL)
+    status, lines = run_on_ranks(2, MAIN, "sync", *SMALL)
     assert status == 0, lines
     expect(lines, EPOCH, EPOCH, RESULT)
 
 
 def test_sync_with_mpis_allreduce() -> None:
-    status, lines = started(2, MAIN, "sync", "--collective", *SMALL)
+    status, lines = run_on_ranks(2, MAIN, "sync", "--collective", *SMALL)
     assert status == 0, lines
     expect(lines, EPOCH, EPOCH, RESULT)
 
 
 @pytest.mark.parametrize(("ranks", "masters"), [(2, 1), (5, 2)])
 def test_async(ranks: int, masters: int) -> None:
-    status, lines = started(ranks, MAIN, "async", str(masters), *SMALL)
+    status, lines = run_on_ranks(ranks, MAIN, "async", str(masters), *SMALL)
     assert status == 0, lines
     expect(lines, EPOCH, EPOCH, RESULT, r"staleness: \d+\.\d updates on average, at most \d+")
 
 
 def test_allreduce_test() -> None:
-    status, lines = started(4, TEST, "--sizes", "12-13")
+    status, lines = run_on_ranks(4, TEST, "--sizes", "12-13")
     assert status == 0, lines
     assert len(lines) == 2 + 4 * 2
     for line in lines[2:]:
@@ -74,7 +74,7 @@ def test_allreduce_test() -> None:
 )  # fmt: skip
 def test_what_cannot_work_is_one_sentence(ranks: int, words: str, sentence: str) -> None:
     more = ("--images", "50") if "--batch" in words or words.startswith("async ") else ()
-    assert started(ranks, MAIN, *words.split(), *more) == (2, [f"main.py: {sentence}"])
+    assert run_on_ranks(ranks, MAIN, *words.split(), *more) == (2, [f"main.py: {sentence}"])
 
 
 def test_what_cannot_work_on_one_process_is_one_sentence() -> None:
@@ -91,7 +91,7 @@ def test_what_cannot_work_on_one_process_is_one_sentence() -> None:
         "serial --seed 4294967296": "argument --seed: must be a whole number from 0 to 2147483647; got 4294967296",
         "async 1 --images 50": "1 master and 0 workers cannot train: use at least 2 ranks, not 1",
     }
-    found = each_alone(MAIN, list(refused))
+    found = run_each_alone(MAIN, list(refused))
     assert found == {words: (2, [f"main.py: {sentence}"]) for words, sentence in refused.items()}
 
 
@@ -101,11 +101,11 @@ def test_rank_0_is_heard_however_late_it_comes(tmp_path: Path) -> None:
         f"import sys, time\nsys.path.insert(0, {str(COURSE)!r})\nfrom arguments import Parser\n"
         "from paceline.launch import world\ntime.sleep(1.0 if world().rank == 0 else 0)\nParser('').error('no')\n"
     )
-    assert started(2, program) == (2, ["main.py: no"])
+    assert run_on_ranks(2, program) == (2, ["main.py: no"])
 
 
 def test_sizes_that_are_none() -> None:
     said = "allreduce_test.py: argument --sizes: must be A-B with A <= B <= 30; got "
-    assert started(2, TEST, "--sizes", "x") == (2, [f"{said}x"])
-    for words, found in each_alone(TEST, ["--sizes 5-3", "--sizes 12-99"]).items():
+    assert run_on_ranks(2, TEST, "--sizes", "x") == (2, [f"{said}x"])
+    for words, found in run_each_alone(TEST, ["--sizes 5-3", "--sizes 12-99"]).items():
         assert found == (2, [said + words.split()[1]])

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.course import other_network
-from tests.course.started import COURSE, alone, started
+from tests.course.programs import COURSE, run_alone, run_on_ranks
 
 FIVE = (
     "my_naive_allreduce", "my_ring_allreduce", "sync_network", "sync_network_collective", "async_network",
@@ -30,11 +30,11 @@ def beside(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def trained(ranks: int, beside: Path, **asked: Any) -> tuple[Ranks, list[str]]:
-    """What every rank ends with, all of them having the same network; and what was printed."""
+def train_module(ranks: int, beside: Path, **asked: Any) -> tuple[Ranks, list[str]]:
+    """Train; return what every rank ends with, all of them having the same network, and what was printed."""
     out = beside / f"{asked['module']}-{ranks}"
     out.mkdir()
-    status, lines = started(ranks, beside / "program.py", json.dumps(asked | {"out": str(out)}))
+    status, lines = run_on_ranks(ranks, beside / "program.py", json.dumps(asked | {"out": str(out)}))
     assert status == 0, lines
     everyone = []
     for rank in range(ranks):
@@ -68,7 +68,7 @@ def agree(found: dict[str, Any], network: other_network.NeuralNetwork) -> None:
 @pytest.mark.parametrize("module", ["sync_network", "sync_network_collective"])
 def test_synchronous_training_is_serial_training_with_all_ranks_samples(beside: Path, module: str) -> None:
     """Also where a layer has fewer numbers than there are ranks; and every rank began with weights of its own."""
-    everyone, lines = trained(4, beside, module=module, **SYNC)
+    everyone, lines = train_module(4, beside, module=module, **SYNC)
     steps = [
         (
             np.concatenate([rank["x"][k] for rank in everyone]),
@@ -89,15 +89,15 @@ def samples(ranks: Ranks, epoch: slice) -> list[tuple[float, ...]]:
 
 def test_ranks_share_the_samples_out_however_batches_are_drawn(beside: Path) -> None:
     """With one seed for all; and in order, all of the data: each sample once, as many as are wanted and no more."""
-    everyone, _ = trained(2, beside, module="sync_network", same_seed=True, started=True, **SYNC)
+    everyone, _ = train_module(2, beside, module="sync_network", same_seed=True, started=True, **SYNC)
     assert not set(samples(everyone[:1], slice(None))) & set(samples(everyone[1:], slice(None)))
     asked = SYNC | {"module": "sync_network_collective", "in_order": True, "batches": 14}
-    everyone, _ = trained(2, beside, **asked)
+    everyone, _ = train_module(2, beside, **asked)
     assert [len(rank["x"]) for rank in everyone] == [28, 28]
     first = samples(everyone, slice(0, 14))
     assert len(set(first)) == len(first) == 14 * 8
     asked = SYNC | {"module": "async_network", "masters": 1, "in_order": True, "batches": 14}
-    everyone, _ = trained(3, beside, **asked)
+    everyone, _ = train_module(3, beside, **asked)
     assert [len(rank["x"]) for rank in everyone] == [0, 14, 14]
     first = samples(everyone, slice(0, 7))
     assert len(set(first)) == len(first) == 14 * 8
@@ -105,7 +105,7 @@ def test_ranks_share_the_samples_out_however_batches_are_drawn(beside: Path) -> 
 
 def test_one_worker_and_the_plain_rule_are_serial_training(beside: Path) -> None:
     asked = {"module": "async_network", "masters": 2, "rule": "plain", "rows": True, **SYNC}
-    everyone, lines = trained(3, beside, **asked)
+    everyone, lines = train_module(3, beside, **asked)
     assert [len(rank["x"]) for rank in everyone] == [0, 0, 12]
     worker = everyone[2]
     agree(everyone[0], serially([12, 7, 5, 3], list(zip(worker["x"], worker["y"], strict=True))))
@@ -116,7 +116,7 @@ def test_one_worker_and_the_plain_rule_are_serial_training(beside: Path) -> None
 @pytest.mark.mpi
 def test_masters_with_a_placeholder_alone_and_workers_without_a_batch(beside: Path) -> None:
     asked = SYNC | {"module": "async_network", "masters": 4, "batches": 3, "same_seed": True}
-    everyone, lines = trained(8, beside, **asked)
+    everyone, lines = train_module(8, beside, **asked)
     assert [len(rank["x"]) for rank in everyone] == [0, 0, 0, 0, 2, 2, 2, 0]
     assert [line.partition(":")[0] for line in lines] == ["epoch 0", "epoch 1", "in the end"]
     assert lines[1].split()[-1] == lines[2].split()[-1]
@@ -126,7 +126,7 @@ def test_masters_with_a_placeholder_alone_and_workers_without_a_batch(beside: Pa
 
 def test_a_rank_that_fails_ends_all(beside: Path) -> None:
     asked = SYNC | {"module": "async_network", "masters": 1, "fails": 2, "out": str(beside)}
-    status, lines = started(3, beside / "program.py", json.dumps(asked))
+    status, lines = run_on_ranks(3, beside / "program.py", json.dumps(asked))
     assert status == 1
     assert lines[0].startswith("rank 2 of 3 on ")
     assert lines[-1] == "ZeroDivisionError: division by zero"
@@ -134,13 +134,16 @@ def test_a_rank_that_fails_ends_all(beside: Path) -> None:
 
 def test_a_rank_that_leaves_is_named(beside: Path) -> None:
     asked = SYNC | {"module": "sync_network", "leaves": 1, "out": str(beside)}
-    assert started(2, beside / "program.py", json.dumps(asked)) == (3, ["rank 1 of 2 called sys.exit(3)"])
+    assert run_on_ranks(2, beside / "program.py", json.dumps(asked)) == (
+        3,
+        ["rank 1 of 2 called sys.exit(3)"],
+    )
 
 
 def test_fit_works_once(beside: Path) -> None:
     """The first time on a process alone, too; MPI cannot be started again."""
     asked = SYNC | {"module": "sync_network", "again": True, "out": str(beside)}
-    status, lines = alone(beside / "program.py", json.dumps(asked))
+    status, lines = run_alone(beside / "program.py", json.dumps(asked))
     assert status == 2
     assert lines[2].startswith("in the end: ")
     assert lines[3:] == ["program.py: MPI has already ended in this process and cannot be started again"]
@@ -155,7 +158,7 @@ def test_the_allreduces_leave_mpis_automatic_start_alone(beside: Path) -> None:
         "import numpy as np\nrecv = np.zeros(3)\nringallreduce(np.ones(3), recv, MPI.COMM_WORLD, MPI.SUM)\n"
         "allreduce(recv, recv, MPI.COMM_WORLD, MPI.SUM)\nprint(recv)"
     )
-    assert started(2, beside / "automatic.py") == (0, ["[4. 4. 4.]"] * 2)
+    assert run_on_ranks(2, beside / "automatic.py") == (0, ["[4. 4. 4.]"] * 2)
 
 
 def test_the_five_modules_need_nothing_else() -> None:

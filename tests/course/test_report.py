@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.course.started import COURSE, alone, each_alone
+from tests.course.programs import COURSE, run_alone, run_each_alone
 
 QUESTIONS = [
     "# Report",
@@ -36,14 +36,14 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def test_a_quick_report(tmp_path: Path) -> None:
-    status, lines = alone(COURSE / "report.py", "--quick", "--ranks", "2", "--out", str(tmp_path))
+    status, lines = run_alone(COURSE / "report.py", "--quick", "--ranks", "2", "--out", str(tmp_path))
     assert status == 0, lines
     assert lines[-1] == str(tmp_path / "REPORT.md")
     text = (tmp_path / "REPORT.md").read_text()
     assert [line for line in text.splitlines() if line.startswith("#")] == QUESTIONS
     assert "In all 16 measured cases" in text
     assert sorted(path.name for path in tmp_path.iterdir()) == ["REPORT.md", "measured.json"]
-    status, lines = alone(COURSE / "report.py", "--again", "--out", str(tmp_path))
+    status, lines = run_alone(COURSE / "report.py", "--again", "--out", str(tmp_path))
     assert (status, (tmp_path / "REPORT.md").read_text()) == (0, text)
 
 
@@ -54,7 +54,7 @@ def test_what_cannot_be_reported_is_one_sentence() -> None:
         "--quick --ranks 999": r"one of --ranks must be at most \d+, 4 for each core; got 999",
         "--again --out nowhere": "--again needs earlier measurements in nowhere/measured.json: .*No such file.*",
     }
-    for words, (status, lines) in each_alone(COURSE / "report.py", list(refused)).items():
+    for words, (status, lines) in run_each_alone(COURSE / "report.py", list(refused)).items():
         assert status == 2, words
         (line,) = lines
         assert re.fullmatch(f"report.py: {refused[words]}", line), line

@@ -14,8 +14,8 @@ from paceline.data._batches import Shares
 from paceline.errors import UsageError
 
 
-def numbered(samples: int) -> ArraySplit:
-    """Sample i holds i, and its label is i."""
+def make_numbered(samples: int) -> ArraySplit:
+    """Make samples of which number i holds i and has the label i."""
     return ArraySplit(np.arange(samples, dtype=np.float32).reshape(-1, 1), np.arange(samples))
 
 
@@ -45,7 +45,7 @@ def test_the_ranks_together_have_the_batch_of_one_rank(
     setting: tuple[int, int, int, int, int | None], ranks: int
 ) -> None:
     samples, size, seed, epoch, draws = setting
-    split = numbered(samples)
+    split = make_numbered(samples)
     one = Batches(split, batch=size, seed=seed, draws=draws)
     many = [Batches(split, batch=size, seed=seed, draws=draws, rank=r, ranks=ranks) for r in range(ranks)]
     assert {b.steps_per_epoch for b in many} == {one.steps_per_epoch}
@@ -62,7 +62,7 @@ def test_the_ranks_together_have_the_batch_of_one_rank(
 @given(settings_of_runs)
 def test_a_permutation_has_every_sample_once(setting: tuple[int, int, int, int, int | None]) -> None:
     samples, size, seed, epoch, _ = setting
-    batches = Batches(numbered(samples), batch=size, seed=seed)
+    batches = Batches(make_numbered(samples), batch=size, seed=seed)
     seen = [b.labels.copy() for b in batches.epoch(epoch)]
     assert sorted(np.concatenate(seen).tolist()) == list(range(samples))
     assert [len(labels) for labels in seen[:-1]] == [size] * (len(seen) - 1)
@@ -73,7 +73,7 @@ def test_a_permutation_has_every_sample_once(setting: tuple[int, int, int, int, 
 @given(settings_of_runs)
 def test_a_drawn_batch_has_no_sample_twice(setting: tuple[int, int, int, int, int | None]) -> None:
     samples, size, seed, epoch, draws = setting
-    batches = Batches(numbered(samples), batch=size, seed=seed, draws=draws or 5)
+    batches = Batches(make_numbered(samples), batch=size, seed=seed, draws=draws or 5)
     for step in range(batches.steps_per_epoch):
         drawn = batches.indices(epoch, step).tolist()
         assert len(set(drawn)) == len(drawn) == size
@@ -82,7 +82,7 @@ def test_a_drawn_batch_has_no_sample_twice(setting: tuple[int, int, int, int, in
 
 @pytest.mark.parametrize("draws", [None, 10_000])
 def test_any_batch_can_be_had_in_any_order(draws: int | None) -> None:
-    split = numbered(1000)
+    split = make_numbered(1000)
     forward = Batches(split, batch=16, seed=3, draws=draws)
     order = [
         (e, s)
@@ -99,7 +99,7 @@ def test_any_batch_can_be_had_in_any_order(draws: int | None) -> None:
 
 
 def test_seeds_and_epochs_give_different_orders() -> None:
-    split = numbered(500)
+    split = make_numbered(500)
     for draws in (None, 20):
         seen = {
             tuple(Batches(split, batch=25, seed=seed, draws=draws).indices(epoch, 0).tolist())
@@ -112,8 +112,8 @@ def test_seeds_and_epochs_give_different_orders() -> None:
 def test_draws_are_uniform() -> None:
     counts = np.zeros(50)
     for batches in (
-        Batches(numbered(50), batch=5, seed=1, draws=4000),  # drawn again on a repetition
-        Batches(numbered(50), batch=40, seed=1, draws=500),  # too large for that
+        Batches(make_numbered(50), batch=5, seed=1, draws=4000),  # drawn again on a repetition
+        Batches(make_numbered(50), batch=40, seed=1, draws=500),  # too large for that
     ):
         counts[:] = 0
         for step in range(batches.steps_per_epoch):
@@ -144,12 +144,12 @@ def test_real_targets_take_the_type_of_the_run() -> None:
 
 
 def test_more_ranks_than_samples_leaves_empty_pieces() -> None:
-    counts = [Batches(numbered(9), batch=2, rank=r, ranks=5).at(0, 0).count for r in range(5)]
+    counts = [Batches(make_numbered(9), batch=2, rank=r, ranks=5).at(0, 0).count for r in range(5)]
     assert counts == [1, 1, 0, 0, 0]
 
 
 def test_a_partition_gives_every_sample_to_one_rank() -> None:
-    split = numbered(103)
+    split = make_numbered(103)
     parts = [partition(split, rank, 4, seed=5) for rank in range(4)]
     assert [len(part) for part in parts] == [26, 26, 26, 25]
     labels = [labels.copy() for part in parts for _, labels in chunks(part)]
@@ -169,7 +169,7 @@ def test_a_partition_gives_every_sample_to_one_rank() -> None:
 )
 def test_bad_settings_are_refused(options: dict[str, int], message: str) -> None:
     with pytest.raises(UsageError) as error:
-        Batches(numbered(10), **options)  # type: ignore[arg-type]
+        Batches(make_numbered(10), **options)  # type: ignore[arg-type]
     assert str(error.value) == message
 
 
@@ -185,7 +185,7 @@ class Unread(ArraySplit):
         raise AssertionError("a sample was read")
 
 
-def described(batch: Batch) -> tuple[int, ...]:
+def describe(batch: Batch) -> tuple[int, ...]:
     return batch.count, batch.total, batch.offset, batch.step, batch.epoch
 
 
@@ -197,7 +197,7 @@ def test_hollow_batches_are_as_long_as_full_ones(
     samples, size, seed, epoch, draws = setting
     unread = Unread(np.zeros((samples, 1), np.float32), np.zeros(samples))
     given_ = {"batch": size, "seed": seed, "draws": draws, "rank": ranks - 1, "ranks": ranks}
-    full, time_only = Batches(numbered(samples), **given_), Batches(unread, **given_, time_only=True)
+    full, time_only = Batches(make_numbered(samples), **given_), Batches(unread, **given_, time_only=True)
     ways = ["epoch", "deal"] + ["own"] * (size <= samples // ranks)
     for way in ways:
         one, other = (
@@ -205,36 +205,36 @@ def test_hollow_batches_are_as_long_as_full_ones(
             for batches in (full, time_only)
         )
         for batch, empty in zip(one, other, strict=True):
-            assert described(batch) == described(empty)
+            assert describe(batch) == describe(empty)
             assert (empty.inputs.shape, len(empty.labels)) == ((0, 1), 0)
     full.share(np.arange(1.0, ranks + 1))
     time_only.share(np.arange(1.0, ranks + 1))
-    assert described(full.at(epoch, 0)) == described(time_only.at(epoch, 0))
+    assert describe(full.at(epoch, 0)) == describe(time_only.at(epoch, 0))
 
 
 @pytest.mark.parametrize("draws", [None, 40])
 def test_ranks_of_one_process_share_the_order_that_they_go_through(draws: int | None) -> None:
-    split = numbered(200)
+    split = make_numbered(200)
     ranks = [Batches(split, batch=5, seed=3, draws=draws, rank=r, ranks=3) for r in range(3)]
     one, other, third = (batches.indices(1, 2) for batches in ranks)
     assert np.shares_memory(one, other)
     assert np.shares_memory(one, third)
     assert not one.flags.writeable
-    assert one.tolist() == Batches(numbered(200), batch=5, seed=3, draws=draws).indices(1, 2).tolist()
+    assert one.tolist() == Batches(make_numbered(200), batch=5, seed=3, draws=draws).indices(1, 2).tolist()
     assert not np.shares_memory(ranks[0].indices(0, 2), other)  # another epoch's
     again = Batches(split, batch=5, seed=4, draws=draws).indices(1, 2)
     assert again.tolist() != other.tolist()
 
 
 def test_the_parts_of_one_division_are_views_of_it() -> None:
-    split = numbered(90)
+    split = make_numbered(90)
     parts = [partition(split, r, 3, seed=7) for r in range(3)]
     assert len({id(part.places.base) for part in parts}) == 1
     assert sorted(np.concatenate([part.places for part in parts]).tolist()) == list(range(90))
 
 
 def test_an_order_lives_no_longer_than_its_last_user() -> None:
-    batches = Batches(numbered(100), batch=10, seed=11)
+    batches = Batches(make_numbered(100), batch=10, seed=11)
     before = weakref.ref(batches.indices(0, 0).base)
     assert before() is not None
     batches.indices(1, 0)

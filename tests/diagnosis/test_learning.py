@@ -10,7 +10,7 @@ import pytest
 from paceline.diagnosis import diagnose
 from paceline.diagnosis.advice import settings_in
 from paceline.record import Run
-from tests.diagnosis.made import LOOPBACK, SERIAL, TIME_ALONE, case_of, cause, made, only
+from tests.diagnosis.runs import LOOPBACK, SERIAL, TIME_ALONE, case_of, cause, only, simulate_runs
 
 SERVER = "parameter-server"
 SEEDS = (0, 1, 2)
@@ -29,10 +29,12 @@ HOGWILD = {
 }
 
 
-def measured(folder: Path, strategy: str, figures: dict[int, tuple[tuple[float, ...], float]]) -> list[Run]:
-    """Runs with such accuracies and seconds."""
+def make_runs(folder: Path, strategy: str, figures: dict[int, tuple[tuple[float, ...], float]]) -> list[Run]:
+    """Make runs with such accuracies and seconds."""
     names = [("serial", 1), *((strategy, ranks) for ranks in figures)]
-    runs = made(folder, *((*name, {"seed": seed}) for name in names for seed in SEEDS), batch=16, **LOOPBACK)
+    runs = simulate_runs(
+        folder, *((*name, {"seed": seed}) for name in names for seed in SEEDS), batch=16, **LOOPBACK
+    )
     for run in runs:
         accuracies, seconds = ALONE if run.config["strategy"] == "serial" else figures[run.config["ranks"]]
         run.summary |= {"test_accuracy": accuracies[run.config["seed"]], "train_seconds": seconds}
@@ -40,7 +42,7 @@ def measured(folder: Path, strategy: str, figures: dict[int, tuple[tuple[float, 
 
 
 def test_ranks_that_are_averaged_and_learn_less_do_not_scale_well(tmp_path: Path) -> None:
-    found = only(measured(tmp_path, "psgd", PSGD))
+    found = only(make_runs(tmp_path, "psgd", PSGD))
     assert found.summary == (
         "simulated on loopback: psgd learns less than serial on 2, 4 and 5 ranks (on 1 it is 1.14x as fast): ranks "
         "train on too little data each, or are averaged too rarely (1.1 points of accuracy at 2 ranks); "
@@ -56,7 +58,7 @@ def test_ranks_that_are_averaged_and_learn_less_do_not_scale_well(tmp_path: Path
 
 
 def test_stale_ranks_that_learn_less_are_not_to_be_more(tmp_path: Path) -> None:
-    found = only(measured(tmp_path, "hogwild", HOGWILD))
+    found = only(make_runs(tmp_path, "hogwild", HOGWILD))
     assert found.summary.endswith(
         "hogwild learns less than serial on 5 ranks (on 4 it is 3.38x as fast): gradients are too old "
         "(1.0 points of accuracy at 5 ranks); efficiency stays above 50 %"
@@ -71,7 +73,7 @@ def test_stale_ranks_that_learn_less_are_not_to_be_more(tmp_path: Path) -> None:
 @pytest.mark.parametrize("spread", [0.0, 0.003, 0.05])
 def test_where_it_stops_and_why_go_by_one_criterion(lost: float, spread: float, tmp_path: Path) -> None:
     figures = {2: ((0.9, 0.9, 0.9), 4.0), 4: ((0.9 - lost - spread, 0.9 - lost, 0.9 - lost + spread), 2.0)}
-    runs = measured(tmp_path, "psgd", figures)
+    runs = make_runs(tmp_path, "psgd", figures)
     for run in runs:
         if run.config["strategy"] == "serial":
             run.summary["test_accuracy"] = 0.9
@@ -90,22 +92,24 @@ def test_where_it_stops_and_why_go_by_one_criterion(lost: float, spread: float, 
 def test_more_ranks_are_not_tried_where_there_is_one_number_that_learns_less(
     ranks: int, tried: str | None, tmp_path: Path
 ) -> None:
-    found = cause(only(measured(tmp_path, "psgd", {ranks: ((0.9, 0.9, 0.9), 14.8 / ranks)})), "too few runs")
+    found = cause(only(make_runs(tmp_path, "psgd", {ranks: ((0.9, 0.9, 0.9), 14.8 / ranks)})), "too few runs")
     assert found is not None
     assert (found.advice or None) == tried
-    well = cause(only(measured(tmp_path / "well", "psgd", {ranks: (ALONE[0], 14.8 / ranks)})), "too few runs")
+    well = cause(
+        only(make_runs(tmp_path / "well", "psgd", {ranks: (ALONE[0], 14.8 / ranks)})), "too few runs"
+    )
     assert well is not None
     assert well.advice == f"-n {2 * ranks}"
 
 
 def test_a_loss_of_the_only_rank_is_told_as_it_is(tmp_path: Path) -> None:
-    found = only(measured(tmp_path, "psgd", {1: ((0.9, 0.9, 0.9), 10.0), 2: ((0.98, 0.98, 0.98), 5.0)}))
+    found = only(make_runs(tmp_path, "psgd", {1: ((0.9, 0.9, 0.9), 10.0), 2: ((0.98, 0.98, 0.98), 5.0)}))
     assert "psgd learns less than serial on 1 rank" in found.summary
     assert (found.causes[0].rule, found.causes[0].ranks) == ("unexplained", 1)
 
 
 def test_what_is_learned_less_comes_before_time_where_it_is_what_stops_scaling(tmp_path: Path) -> None:
-    runs = made(tmp_path, SERIAL, ("weight-average", 2), ("weight-average", 4))
+    runs = simulate_runs(tmp_path, SERIAL, ("weight-average", 2), ("weight-average", 4))
     for run in runs:
         run.summary |= {
             "test_accuracy": {1: 0.9, 2: 0.9, 4: 0.88}[run.config["ranks"]],
@@ -120,7 +124,7 @@ def test_what_is_learned_less_comes_before_time_where_it_is_what_stops_scaling(t
 
 
 def test_that_less_is_learned_is_explained_before_what_diverged_on_more(tmp_path: Path) -> None:
-    runs = measured(tmp_path, "psgd", {2: PSGD[2], 4: PSGD[4], 5: PSGD[5]})
+    runs = make_runs(tmp_path, "psgd", {2: PSGD[2], 4: PSGD[4], 5: PSGD[5]})
     for run in runs:
         run.summary["diverged"] = "the loss ran away" if run.config["ranks"] == 5 else None
     found = only(runs)
@@ -131,7 +135,7 @@ def test_that_less_is_learned_is_explained_before_what_diverged_on_more(tmp_path
 
 def test_that_it_is_slow_is_explained_by_time(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"batch": None, "batch_per_rank": 4}
-    runs = made(tmp_path, SERIAL, ("main-worker", 3), ("main-worker", 8), **settings)
+    runs = simulate_runs(tmp_path, SERIAL, ("main-worker", 3), ("main-worker", 8), **settings)
     for run in runs:
         run.summary["test_accuracy"] = 0.9 if run.config["ranks"] == 1 else 0.5
     found = only(runs)
@@ -144,7 +148,7 @@ def test_that_it_is_slow_is_explained_by_time(tmp_path: Path) -> None:
 
 
 def test_ranks_that_are_no_faster_do_not_scale_well(tmp_path: Path) -> None:
-    runs = made(tmp_path, SERIAL, ("sync", 4), ("sync", 5), given={"each": 1e-4}, **TIME_ALONE)
+    runs = simulate_runs(tmp_path, SERIAL, ("sync", 4), ("sync", 5), given={"each": 1e-4}, **TIME_ALONE)
     for run in runs:
         run.summary["train_seconds"] = {1: 4.0, 4: 1.0, 5: 1.01}[run.config["ranks"]]
     found = only(runs)
@@ -154,7 +158,7 @@ def test_ranks_that_are_no_faster_do_not_scale_well(tmp_path: Path) -> None:
 
 
 def test_fewer_ranks_that_were_slower_are_not_near_those_that_are_advised(tmp_path: Path) -> None:
-    runs = made(tmp_path, SERIAL, ("sync", 8), ("sync", 16), given={"slower": 2.0}, **TIME_ALONE)
+    runs = simulate_runs(tmp_path, SERIAL, ("sync", 8), ("sync", 16), given={"slower": 2.0}, **TIME_ALONE)
     for run in runs:
         run.summary["train_seconds"] = {1: 4.0, 8: 1.0, 16: 0.8}[run.config["ranks"]]
     found = cause(only(runs), "slower computing")
@@ -165,7 +169,7 @@ def test_fewer_ranks_that_were_slower_are_not_near_those_that_are_advised(tmp_pa
 
 def test_a_cause_tells_the_ranks_it_was_found_on(tmp_path: Path) -> None:
     plain = f"{SERVER}:masters=2,rule=plain"
-    runs = made(tmp_path, SERIAL, *((plain, ranks, {"seed": seed}) for ranks in (4, 8, 9) for seed in (0, 1)),
+    runs = simulate_runs(tmp_path, SERIAL, *((plain, ranks, {"seed": seed}) for ranks in (4, 8, 9) for seed in (0, 1)),
                 **LOOPBACK)  # fmt: skip
     for run in runs:
         run.summary["test_accuracy"] = 0.9

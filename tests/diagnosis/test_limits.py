@@ -10,8 +10,18 @@ import pytest
 from paceline.diagnosis import diagnose
 from paceline.diagnosis.case import cases_of
 from paceline.diagnosis.rules.small_computing import batch_without
-from tests.diagnosis.made import LOOPBACK, SERIAL, TIME_ALONE, US, as_real, case_of, cause, made, only
-from tests.diagnosis.typed import accepted
+from tests.diagnosis.checks import check_advice
+from tests.diagnosis.runs import (
+    LOOPBACK,
+    SERIAL,
+    TIME_ALONE,
+    US,
+    as_real,
+    case_of,
+    cause,
+    only,
+    simulate_runs,
+)
 
 RING = "sync:allreduce=ring"
 SERVER = "parameter-server"
@@ -19,7 +29,7 @@ SERVER = "parameter-server"
 
 def test_a_last_batch_that_is_small_and_slow_flattens_no_line(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"batch": 24, "epochs": 3, "compute": False}
-    runs = made(tmp_path, SERIAL, (RING, 2), **settings)
+    runs = simulate_runs(tmp_path, SERIAL, (RING, 2), **settings)
     true = batch_without(case_of(runs))
     assert true is not None
     real = case_of(as_real(runs))
@@ -39,7 +49,7 @@ def test_a_last_batch_that_is_small_and_slow_flattens_no_line(tmp_path: Path) ->
 
 def test_one_size_that_was_timed_is_a_bound_and_equal_times_are_none(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"batch": 32, "epochs": 3, "compute": False}
-    runs = made(tmp_path / "one", ("weight-average", 2), **settings)
+    runs = simulate_runs(tmp_path / "one", ("weight-average", 2), **settings)
     true = batch_without(case_of(runs))
     assert true is not None
     case = case_of(as_real(runs))
@@ -54,7 +64,7 @@ def test_one_size_that_was_timed_is_a_bound_and_equal_times_are_none(tmp_path: P
         in found.words
     )
     alike = as_real(
-        made(tmp_path / "alike", SERIAL, (RING, 2), **settings), seconds={16: 70 * US, 32: 80 * US}
+        simulate_runs(tmp_path / "alike", SERIAL, (RING, 2), **settings), seconds={16: 70 * US, 32: 80 * US}
     )
     found = cause(only(alike), "small computing")
     assert found is not None
@@ -64,7 +74,7 @@ def test_one_size_that_was_timed_is_a_bound_and_equal_times_are_none(tmp_path: P
 
 
 def test_small_pieces_that_hardly_differ_are_on_the_line_of_large_ones_that_do(tmp_path: Path) -> None:
-    runs = made(tmp_path, SERIAL, (RING, 16), batch=64, epochs=3, compute=False)
+    runs = simulate_runs(tmp_path, SERIAL, (RING, 16), batch=64, epochs=3, compute=False)
     found = cause(only(as_real(runs, cores=16, seconds={4: 116 * US, 64: 236 * US})), "small computing")
     assert found is not None
     assert "about equally long" not in found.words  # a sample is 2 us of either
@@ -72,7 +82,9 @@ def test_small_pieces_that_hardly_differ_are_on_the_line_of_large_ones_that_do(t
 
 
 def test_costs_of_simulated_runs_tell_what_real_ones_do_not(tmp_path: Path) -> None:
-    runs = made(tmp_path, SERIAL, (RING, 2), (RING, 2, {"network": "10gbe"}), batch=32, compute=False)
+    runs = simulate_runs(
+        tmp_path, SERIAL, (RING, 2), (RING, 2, {"network": "10gbe"}), batch=32, compute=False
+    )
     for run in runs:
         run.config["simulated"]["costs"]["processor"] = run.environment["processor"]
     true = {case.simulated: batch_without(case) for case in cases_of(runs)}["1gbe, time only"]
@@ -88,7 +100,9 @@ def test_costs_of_simulated_runs_tell_what_real_ones_do_not(tmp_path: Path) -> N
 
 def test_nobody_who_lost_accuracy_by_averaging_averages_more_rarely(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"epochs": 4, "lr": 1.0, "batch": 16}
-    runs = made(tmp_path, SERIAL, ("local-sgd:every=4", 4), ("weight-average", 4), (RING, 4), **settings)
+    runs = simulate_runs(
+        tmp_path, SERIAL, ("local-sgd:every=4", 4), ("weight-average", 4), (RING, 4), **settings
+    )
     found = diagnose(runs)
     assert any(cause(each, "averaging") for each in found)
     assert any(cause(each, "small computing") for each in found)
@@ -97,18 +111,20 @@ def test_nobody_who_lost_accuracy_by_averaging_averages_more_rarely(tmp_path: Pa
 
 
 def test_a_run_keeps_ten_averages(tmp_path: Path) -> None:
-    short = cause(only(made(tmp_path / "short", SERIAL, (RING, 4), compute=False)), "small computing")
+    short = cause(
+        only(simulate_runs(tmp_path / "short", SERIAL, (RING, 4), compute=False)), "small computing"
+    )
     assert short is not None
     assert "local-sgd" not in short.advice  # 23 batches for 4 ranks
     longer = cause(
-        only(made(tmp_path / "long", SERIAL, (RING, 4), compute=False, epochs=10)), "small computing"
+        only(simulate_runs(tmp_path / "long", SERIAL, (RING, 4), compute=False, epochs=10)), "small computing"
     )
     assert longer is not None
     assert "local-sgd:every=5 (" in longer.advice  # 57 steps of each
 
 
 def test_ranks_that_are_advised_have_cores_and_were_not_slower(tmp_path: Path) -> None:
-    runs = as_real(made(tmp_path, SERIAL, (SERVER, 2), (SERVER, 3), **TIME_ALONE))
+    runs = as_real(simulate_runs(tmp_path, SERIAL, (SERVER, 2), (SERVER, 3), **TIME_ALONE))
     for run in runs:
         run.summary["train_seconds"] = {1: 1.0, 2: 3.0, 3: 0.9}[run.config["ranks"]]
     found = only(runs)
@@ -129,7 +145,7 @@ def test_ranks_that_are_advised_have_cores_and_were_not_slower(tmp_path: Path) -
 
 
 def test_rows_with_enough_cores_decide_where_scaling_stops(tmp_path: Path) -> None:
-    runs = as_real(made(tmp_path, SERIAL, (RING, 2), (RING, 4), **TIME_ALONE))
+    runs = as_real(simulate_runs(tmp_path, SERIAL, (RING, 2), (RING, 4), **TIME_ALONE))
     for run in runs:
         run.summary["train_seconds"] = {1: 1.0, 2: 0.7, 4: 1.5}[run.config["ranks"]]
     found = only(runs)
@@ -151,12 +167,12 @@ def test_more_ranks_with_as_many_masters_are_typed_and_not_advised_where_they_ar
     tmp_path: Path,
 ) -> None:
     two = f"{SERVER}:masters=2"
-    runs = made(tmp_path / "few", SERIAL, (two, 4), network="10gbe", compute=False)
+    runs = simulate_runs(tmp_path / "few", SERIAL, (two, 4), network="10gbe", compute=False)
     few = cause(only(runs), "ranks without work")
     assert few is not None
     assert f"-n 6 --strategy {two} (more workers for the same masters)" in few.advice
-    accepted(case_of(runs).at.runs[0], few.advice)
-    runs = made(tmp_path / "few", (two, 6), network="10gbe", compute=False)
+    check_advice(case_of(runs).at.runs[0], few.advice)
+    runs = simulate_runs(tmp_path / "few", (two, 6), network="10gbe", compute=False)
     for run in runs:
         run.summary["train_seconds"] = {1: 1.0, 4: 0.4, 6: 2.0}[run.config["ranks"]]
     more = cause(only(runs), "ranks without work")
@@ -165,16 +181,18 @@ def test_more_ranks_with_as_many_masters_are_typed_and_not_advised_where_they_ar
 
 
 def test_shared_memory_is_not_advised_across_nodes(tmp_path: Path) -> None:
-    runs = made(tmp_path, SERIAL, ("sync:allreduce=shared-memory", 8), given={"cores": 2}, **LOOPBACK)
+    runs = simulate_runs(
+        tmp_path, SERIAL, ("sync:allreduce=shared-memory", 8), given={"cores": 2}, **LOOPBACK
+    )
     found = cause(only(runs), "oversubscribed cores")
     assert found is not None
     assert "--network 10gbe --strategy sync:allreduce=hierarchical" in found.advice
-    accepted(case_of(runs).at.runs[0], found.advice)
+    check_advice(case_of(runs).at.runs[0], found.advice)
 
 
 def test_real_ranks_on_several_nodes(tmp_path: Path) -> None:
     """Each node's cores count, and of a network that nobody knows nothing is said by theory."""
-    runs = as_real(made(tmp_path, SERIAL, ("sync:allreduce=ring", 8), **LOOPBACK), cores=2)
+    runs = as_real(simulate_runs(tmp_path, SERIAL, ("sync:allreduce=ring", 8), **LOOPBACK), cores=2)
     assert cause(only(runs), "oversubscribed cores") is not None
     for run in runs:
         ranks = run.config["ranks"]
@@ -189,7 +207,7 @@ def test_real_ranks_on_several_nodes(tmp_path: Path) -> None:
 
 
 def test_parts_of_all_seeds(tmp_path: Path) -> None:
-    runs = made(tmp_path, SERIAL, *[("psgd", 4, {"seed": seed}) for seed in (0, 1)],
+    runs = simulate_runs(tmp_path, SERIAL, *[("psgd", 4, {"seed": seed}) for seed in (0, 1)],
                 epochs=4, lr=1.0, batch=16, **LOOPBACK)  # fmt: skip
     for run in runs:
         if run.config["ranks"] == 4:

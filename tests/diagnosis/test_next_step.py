@@ -18,7 +18,7 @@ from paceline.diagnosis import Cause, diagnose, next_step
 from paceline.diagnosis.advice import settings_in
 from paceline.record import Run, find_runs
 from paceline.record.environment import describe_other_programs
-from tests.diagnosis.made import LOOPBACK, SERIAL, TIME_ALONE, US, as_real, made
+from tests.diagnosis.runs import LOOPBACK, SERIAL, TIME_ALONE, US, as_real, simulate_runs
 
 IRIS: dict[str, Any] = {
     "data": "iris",
@@ -36,7 +36,7 @@ def run_of(runs: list[Run], strategy: str) -> Run:
 
 def serial(folder: Path, *, cores: int, **given: float) -> Run:
     """A serial run as if it had been real, on this many cores."""
-    [run] = as_real(made(folder, SERIAL, given=given, **TIME_ALONE), cores=cores)
+    [run] = as_real(simulate_runs(folder, SERIAL, given=given, **TIME_ALONE), cores=cores)
     run.config["asked"] = {"on": "mpi", "lr": run.config["lr"]}
     return run
 
@@ -69,7 +69,7 @@ def test_one_process_with_a_way_of_its_own(tmp_path: Path, settings: dict[str, A
 
 
 def test_reproducible_ranks_are_not_advised_what_train_refuses(tmp_path: Path) -> None:
-    runs = made(tmp_path, ("sync", 4), given={"each": 0.1 * US}, network="1gbe", reproducible=4)
+    runs = simulate_runs(tmp_path, ("sync", 4), given={"each": 0.1 * US}, network="1gbe", reproducible=4)
     [found] = diagnose(runs)
     plain = [re.sub(r" \([^()]*\)", "", cause.advice) for cause in found.causes]  # without the reasons
     advice = [settings_in(one) for each in plain for one in re.split(r", (?:or|and) ", each)]
@@ -80,7 +80,9 @@ def test_reproducible_ranks_are_not_advised_what_train_refuses(tmp_path: Path) -
 
 def test_two_runs_on_as_many_ranks_with_other_threads(tmp_path: Path) -> None:
     ways = [("sync", 4), ("sync", 4, {"threads": 2})]
-    runs = as_real(made(tmp_path, *ways, given={"each": 100 * US}, network="1gbe", compute=False), cores=2)
+    runs = as_real(
+        simulate_runs(tmp_path, *ways, given={"each": 100 * US}, network="1gbe", compute=False), cores=2
+    )
     for run in runs:
         (run.folder / "config.json").write_text(json.dumps(run.config))
         (run.folder / "environment.json").write_text(json.dumps(run.environment))
@@ -128,7 +130,9 @@ def test_a_master_that_would_be_busy_all_the_time_is_not_advised(tmp_path: Path)
 
 
 def test_a_faster_run_with_another_optimizer(tmp_path: Path) -> None:
-    runs = made(tmp_path, ("serial:rule=adaptive", 1), ("sync", 4), given={"each": 100 * US}, **LOOPBACK)
+    runs = simulate_runs(
+        tmp_path, ("serial:rule=adaptive", 1), ("sync", 4), given={"each": 100 * US}, **LOOPBACK
+    )
     for run in runs:
         run.summary["test_accuracy"] = 0.9
         (run.folder / "summary.json").write_text(json.dumps(run.summary))
@@ -137,7 +141,7 @@ def test_a_faster_run_with_another_optimizer(tmp_path: Path) -> None:
 
 
 def test_what_was_measured_to_be_faster(tmp_path: Path) -> None:
-    runs = made(tmp_path, SERIAL, ("sync", 4), given={"each": 100 * US}, **LOOPBACK)
+    runs = simulate_runs(tmp_path, SERIAL, ("sync", 4), given={"each": 100 * US}, **LOOPBACK)
     said = next_step(run_of(runs, "serial"))
     found = re.fullmatch(r"paceline train .*-n 4 .*  # (\S+) times as fast, simulated", said)
     assert found is not None, said
@@ -146,7 +150,9 @@ def test_what_was_measured_to_be_faster(tmp_path: Path) -> None:
 
 
 def test_ranks_get_what_their_diagnosis_advises(tmp_path: Path) -> None:
-    runs = made(tmp_path, SERIAL, ("sync", 4, {"slow": "2:4x"}), given={"each": 100 * US}, **LOOPBACK)
+    runs = simulate_runs(
+        tmp_path, SERIAL, ("sync", 4, {"slow": "2:4x"}), given={"each": 100 * US}, **LOOPBACK
+    )
     run = run_of(runs, "sync")
     [found] = diagnose(runs)
     advised = [
@@ -181,7 +187,7 @@ def test_every_kind_of_advice_becomes_a_command(
     monkeypatch.setattr(
         sys.modules["paceline.diagnosis.next_step"], "sum_up", lambda case: SimpleNamespace(causes=[cause])
     )
-    [run] = made(tmp_path, ("sync", 2), **LOOPBACK)
+    [run] = simulate_runs(tmp_path, ("sync", 2), **LOOPBACK)
     if per_rank:
         run.config.update(batch=None, batch_per_rank=10)
     words = shlex.split(next_step(run), comments=True)
@@ -191,7 +197,7 @@ def test_every_kind_of_advice_becomes_a_command(
 
 def ranks_alone(folder: Path, strategy: str, ranks: int, *, cores: int, **settings: Any) -> Run:
     """A run on ranks as if it had been real, on this many cores, with no other beside it."""
-    [run] = as_real(made(folder, (strategy, ranks), **settings), cores=cores)
+    [run] = as_real(simulate_runs(folder, (strategy, ranks), **settings), cores=cores)
     run.config["asked"] = {"on": "mpi", "lr": run.config["lr"]}
     return run
 
@@ -213,7 +219,7 @@ def test_one_process_is_advised_where_ranks_mostly_exchange(tmp_path: Path) -> N
     assert found is not None, said
     assert "--strategy=serial" in found[1]
     assert "-n" not in shlex.split(found[1])
-    [alone] = made(tmp_path / "alone", SERIAL, **slow)
+    [alone] = simulate_runs(tmp_path / "alone", SERIAL, **slow)
     assert run.summary["train_seconds"] / alone.summary["train_seconds"] >= float(found[2])
 
 
@@ -237,7 +243,9 @@ def test_a_batch_grows_in_steps_and_the_learning_rate_with_it(tmp_path: Path) ->
 
 
 def test_a_serial_run_that_no_ranks_have_beaten(tmp_path: Path) -> None:
-    runs = made(tmp_path, SERIAL, ("sync", 4), given={"each": 0.1 * US}, network="1gbe", compute=False)
+    runs = simulate_runs(
+        tmp_path, SERIAL, ("sync", 4), given={"each": 0.1 * US}, network="1gbe", compute=False
+    )
     said = next_step(run_of(runs, "serial"))
     found = re.fullmatch(r"stay with one process: the run on 4 ranks ran at (\S+) times its speed", said)
     assert found is not None, said
@@ -250,7 +258,7 @@ def test_a_serial_run_that_no_ranks_have_beaten(tmp_path: Path) -> None:
 
 def test_a_faster_run_that_may_be_chance_is_called_so(tmp_path: Path) -> None:
     ways = [SERIAL, ("sync", 2), ("serial", 1, {"seed": 1}), ("sync", 2, {"seed": 1})]
-    runs = as_real(made(tmp_path, *ways, **TIME_ALONE))
+    runs = as_real(simulate_runs(tmp_path, *ways, **TIME_ALONE))
 
     def after(*seconds: float) -> str:
         for run, took in zip(runs, seconds, strict=True):
@@ -291,7 +299,7 @@ def test_a_run_that_learned_nothing(tmp_path: Path) -> None:
 
 
 def test_sync_on_one_rank_is_one_process(tmp_path: Path) -> None:
-    [run] = as_real(made(tmp_path, ("sync", 1), given={"each": 100 * US}, **TIME_ALONE), cores=4)
+    [run] = as_real(simulate_runs(tmp_path, ("sync", 1), given={"each": 100 * US}, **TIME_ALONE), cores=4)
     run.config["asked"] = {"on": "mpi", "lr": run.config["lr"]}
     said = next_step(run)
     assert "--strategy=sync -n 4" in said

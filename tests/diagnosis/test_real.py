@@ -9,7 +9,7 @@ import pytest
 
 from paceline import fit
 from paceline.record import find_runs
-from tests.diagnosis.made import case_of, only
+from tests.diagnosis.runs import case_of, only
 
 STARTS_RANKS = True
 

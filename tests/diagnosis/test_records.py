@@ -17,13 +17,13 @@ from paceline.diagnosis.case import cases_of
 from paceline.diagnosis.timing import PARTS
 from paceline.record import Run, find_runs
 from paceline.training.job import find_built_in
-from tests.diagnosis.made import LOOPBACK, SERIAL, advised, case_of, cause, made, only
+from tests.diagnosis.runs import LOOPBACK, SERIAL, case_of, cause, only, parse_advice, simulate_runs
 
 RING = "sync:allreduce=ring"
 
 
 def test_parts_are_the_log_of_every_step(tmp_path: Path) -> None:
-    runs = made(tmp_path, SERIAL, (RING, 4), jitter=0.3)
+    runs = simulate_runs(tmp_path, SERIAL, (RING, 4), jitter=0.3)
     run = next(run for run in runs if run.config["strategy"] == RING)
     timing = case_of(runs).at.timing
     of_rank = {
@@ -39,7 +39,7 @@ def test_parts_are_the_log_of_every_step(tmp_path: Path) -> None:
 def test_speedups_are_those_of_the_report(tmp_path: Path) -> None:
     from paceline.compare.rows import rows_of
 
-    runs = made(tmp_path, SERIAL, (RING, 2), (RING, 4), ("psgd", 4), seed=3)
+    runs = simulate_runs(tmp_path, SERIAL, (RING, 2), (RING, 4), ("psgd", 4), seed=3)
     told = {(row.strategy, row.ranks): row.speedup for row in rows_of(runs)}
     for case in cases_of(runs):
         for scale in case.scales:
@@ -67,7 +67,7 @@ def stripped(run: Run) -> None:
 def test_old_records(tmp_path: Path) -> None:
     for strategy in (RING, "parameter-server", "main-worker", "psgd", "hogwild"):
         folder = tmp_path / strategy.partition(":")[0]
-        runs = made(folder, SERIAL, (strategy, 4), **LOOPBACK)
+        runs = simulate_runs(folder, SERIAL, (strategy, 4), **LOOPBACK)
         for run in runs:
             stripped(run)
         before = diagnose(find_runs([folder / "runs"]))
@@ -80,26 +80,26 @@ def test_old_records(tmp_path: Path) -> None:
 
 def test_all_diverged_some_diverged_and_no_serial(tmp_path: Path) -> None:
     plain = "parameter-server:rule=plain"
-    wild = made(tmp_path / "wild", SERIAL, (plain, 9), epochs=4, lr=20.0, batch=16, **LOOPBACK)
+    wild = simulate_runs(tmp_path / "wild", SERIAL, (plain, 9), epochs=4, lr=20.0, batch=16, **LOOPBACK)
     found = only(wild)
     assert found.summary == (
         f"simulated on loopback: {plain} diverged at the only rank count tried (9 ranks)"
     )
     assert found.causes[0].rule == "divergence"
-    both = made(tmp_path / "wild", (plain, 2), epochs=4, lr=20.0, batch=16, **LOOPBACK)
+    both = simulate_runs(tmp_path / "wild", (plain, 2), epochs=4, lr=20.0, batch=16, **LOOPBACK)
     assert [scale.ranks for scale in case_of(both).scales] == [2, 9]
     assert cause(only(both), "divergence") is not None
-    alone = only(made(tmp_path / "alone", (RING, 2), (RING, 4)))
+    alone = only(simulate_runs(tmp_path / "alone", (RING, 2), (RING, 4)))
     assert "is never faster than on 2 ranks" in alone.summary
     few = cause(alone, "too few runs")
     assert few is not None
     assert few.advice == "-n 1 --strategy serial"
-    assert diagnose(made(tmp_path / "serial", SERIAL)) == []
+    assert diagnose(simulate_runs(tmp_path / "serial", SERIAL)) == []
     assert diagnose([]) == []
 
 
 def test_real_and_simulated_runs_are_diagnosed_apart(tmp_path: Path) -> None:
-    runs = made(
+    runs = simulate_runs(
         tmp_path, SERIAL, (RING, 4), (RING, 4, {"network": "infiniband"}), (RING, 4, {"compute": False})
     )
     found = diagnose(runs)
@@ -120,7 +120,7 @@ def test_what_matters_most_comes_first() -> None:
 def test_seeds_must_agree_that_less_was_learned(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"epochs": 4, "lr": 1.0, "batch": 16, **LOOPBACK}
     seeds = [("psgd", 8, {"seed": seed}) for seed in (0, 1)]
-    runs = made(tmp_path, SERIAL, *seeds, **settings)
+    runs = simulate_runs(tmp_path, SERIAL, *seeds, **settings)
     case = case_of(runs)
     assert case.worse is not None
     assert "(mean of 2 seeds)" in case.worse.words
@@ -135,7 +135,7 @@ def test_seeds_must_agree_that_less_was_learned(tmp_path: Path) -> None:
 
 
 def test_somebodys_own_strategy_is_not_imported(tmp_path: Path) -> None:
-    runs = made(tmp_path, SERIAL, ("sync", 4))
+    runs = simulate_runs(tmp_path, SERIAL, ("sync", 4))
     for run in runs:
         if run.config["ranks"] == 4:
             run.config["strategy"] = "nowhere_to_be_found:Mine"
@@ -159,8 +159,8 @@ def test_a_users_own_strategy_is_diagnosed_as_its_built_in_twin(
 ) -> None:
     """What it declares is in the record; its module is not imported again to read it."""
     settings: dict[str, Any] = {"epochs": 4, "lr": 1.0, "batch": 16, **LOOPBACK}
-    twin = only(made(tmp_path / "built-in", SERIAL, (strategy, 4), (strategy, 8), **settings))
-    runs = made(tmp_path / "own", SERIAL, (own, 4), (own, 8), **settings)
+    twin = only(simulate_runs(tmp_path / "built-in", SERIAL, (strategy, 4), (strategy, 8), **settings))
+    runs = simulate_runs(tmp_path / "own", SERIAL, (own, 4), (own, 8), **settings)
     monkeypatch.setitem(sys.modules, "tests.diagnosis.own_strategies", None)  # importing it fails
     mine = only(runs)
     assert [(each.rule, each.ranks, each.words) for each in mine.causes] == [
@@ -171,7 +171,7 @@ def test_a_users_own_strategy_is_diagnosed_as_its_built_in_twin(
 
     def meant(advice: str) -> list[dict[str, Any]]:
         """The settings of an advice, with the strategy and all its options instead of its spelling."""
-        given: list[dict[str, Any]] = [*advised(advice.replace(own_base, base))]
+        given: list[dict[str, Any]] = [*parse_advice(advice.replace(own_base, base))]
         known = [one | {"strategy": find_built_in(one.get("strategy", strategy))} for one in given]
         return [one for place, one in enumerate(known) if one not in known[:place]]
 
@@ -181,7 +181,7 @@ def test_a_users_own_strategy_is_diagnosed_as_its_built_in_twin(
 def test_what_a_users_own_strategy_should_send_is_recorded(tmp_path: Path) -> None:
     own = "tests.diagnosis.own_strategies:Means:allreduce=ring"
     for name in ("weight-average:allreduce=ring", own):
-        made(tmp_path, (name, 4), **LOOPBACK)
+        simulate_runs(tmp_path, (name, 4), **LOOPBACK)
     theirs, mine = (
         theory_of(run)
         for run in sorted(find_runs([tmp_path / "runs"]), key=lambda run: run.config["strategy"] == own)

@@ -8,9 +8,19 @@ from typing import Any
 import pytest
 
 from paceline.diagnosis.rules import RULES
-from tests.diagnosis.made import LOOPBACK, SERIAL, TIME_ALONE, US, as_real, case_of, cause, made, only
+from tests.diagnosis.checks import check_advice
+from tests.diagnosis.runs import (
+    LOOPBACK,
+    SERIAL,
+    TIME_ALONE,
+    US,
+    as_real,
+    case_of,
+    cause,
+    only,
+    simulate_runs,
+)
 from tests.diagnosis.steering import contradictions, gone_astray, less_learned
-from tests.diagnosis.typed import accepted
 
 RING = "sync:allreduce=ring"
 SERVER = "parameter-server"
@@ -142,7 +152,7 @@ def test_every_rule_is_provoked() -> None:
 )
 def test_slow_link(tmp_path: Path, links: list[float], slow: str | None) -> None:
     """The rule on runs that differ in their links alone; real hosts are in tests/launch/test_hosts.py."""
-    runs = as_real(made(tmp_path, SERIAL, (RING, 8)))
+    runs = as_real(simulate_runs(tmp_path, SERIAL, (RING, 8)))
     for run in runs:
         nodes = range(len(links)) if run.config["ranks"] > 1 else range(1)
         run.environment["nodes"] = {
@@ -161,12 +171,12 @@ def test_slow_link(tmp_path: Path, links: list[float], slow: str | None) -> None
     assert 0.5 < found.share < case.at.timing.share("exchange", "wait")
     assert "h2" not in found.advice
     assert found.advice.startswith("-n ")
-    accepted(case.at.runs[0], found.advice)
+    check_advice(case.at.runs[0], found.advice)
 
 
 def test_a_slow_link_that_costs_nothing_is_not_named(tmp_path: Path) -> None:
     """A step that computes long enough hides it."""
-    runs = as_real(made(tmp_path, SERIAL, (RING, 8), given={"each": 0.1}), cores=8)
+    runs = as_real(simulate_runs(tmp_path, SERIAL, (RING, 8), given={"each": 0.1}), cores=8)
     for run in runs:
         ranks = run.config["ranks"]
         run.environment["nodes"] = {
@@ -179,7 +189,7 @@ def test_a_slow_link_that_costs_nothing_is_not_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("rule", list(CASES))
 def test_provoked_and_silent(rule: str, tmp_path: Path) -> None:
     (runs, settings), (other, silently), said = CASES[rule]
-    runs_made = made(tmp_path / "provoked", *runs, **settings)
+    runs_made = simulate_runs(tmp_path / "provoked", *runs, **settings)
     found = only(runs_made)
     named = cause(found, rule)
     assert named is not None, found
@@ -192,37 +202,41 @@ def test_provoked_and_silent(rule: str, tmp_path: Path) -> None:
         case, found = case_of(runs_made), only(runs_made)
         assert not contradictions(case, found)
         for each in found.causes:
-            accepted(case.at.runs[0], each.advice)
-    silent = only(made(tmp_path / "silent", *other, **silently))
+            check_advice(case.at.runs[0], each.advice)
+    silent = only(simulate_runs(tmp_path / "silent", *other, **silently))
     assert cause(silent, rule) is None, silent
 
 
 def test_the_main_of_main_worker_is_a_queue(tmp_path: Path) -> None:
-    found = only(made(tmp_path, SERIAL, ("main-worker", 3), ("main-worker", 9)))
+    found = only(simulate_runs(tmp_path, SERIAL, ("main-worker", 3), ("main-worker", 9)))
     named = cause(found, "master queue")
     assert named is not None
     assert "4 messages with all parameters pass through one rank" in named.words
     assert named.advice.startswith("--strategy sync ")
-    near = only(made(tmp_path / "near", SERIAL, ("main-worker", 3), **LOOPBACK))
+    near = only(simulate_runs(tmp_path / "near", SERIAL, ("main-worker", 3), **LOOPBACK))
     assert cause(near, "master queue") is None
 
 
 def test_unevenness_by_chance_names_no_rank_as_slow(tmp_path: Path) -> None:
     found = cause(
-        only(made(tmp_path, SERIAL, ("sync", 4), jitter=0.3, epochs=20, **TIME_ALONE)), "stragglers"
+        only(simulate_runs(tmp_path, SERIAL, ("sync", 4), jitter=0.3, epochs=20, **TIME_ALONE)), "stragglers"
     )
     assert found is not None
     assert "varies from step to step: the slowest rank of a step takes 2" in found.words
     assert "local-sgd:every=10" in found.advice
     assert (
-        cause(only(made(tmp_path / "even", SERIAL, ("sync", 4), jitter=0.02, **LOOPBACK)), "stragglers")
+        cause(
+            only(simulate_runs(tmp_path / "even", SERIAL, ("sync", 4), jitter=0.02, **LOOPBACK)), "stragglers"
+        )
         is None
     )
 
 
 def test_computing_that_does_not_shrink_is_a_serial_part(tmp_path: Path) -> None:
     fixed = {"fixed": 500 * US, "each": 5 * US}
-    found = cause(only(made(tmp_path, SERIAL, ("sync", 8), network="infiniband", given=fixed)), "serial part")
+    found = cause(
+        only(simulate_runs(tmp_path, SERIAL, ("sync", 8), network="infiniband", given=fixed)), "serial part"
+    )
     assert found is not None
     assert (
         "a piece of 8 samples computes for 539 us (1/8 of the serial batch's 812 us would be 102 us)"
@@ -233,7 +247,9 @@ def test_computing_that_does_not_shrink_is_a_serial_part(tmp_path: Path) -> None
 
 
 def test_hogwild_is_stale_too(tmp_path: Path) -> None:
-    found = cause(only(made(tmp_path, SERIAL, ("hogwild", 8), epochs=4, lr=1.0, **LOOPBACK)), "staleness")
+    found = cause(
+        only(simulate_runs(tmp_path, SERIAL, ("hogwild", 8), epochs=4, lr=1.0, **LOOPBACK)), "staleness"
+    )
     assert found is not None
     assert found.of_accuracy
     assert "--lr 0.5" in found.advice

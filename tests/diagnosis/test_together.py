@@ -10,9 +10,9 @@ import pytest
 
 from paceline.diagnosis import Cause
 from paceline.record import Run
-from tests.diagnosis.made import LOOPBACK, SERIAL, TIME_ALONE, US, case_of, cause, made, only
+from tests.diagnosis.checks import check_advice
+from tests.diagnosis.runs import LOOPBACK, SERIAL, TIME_ALONE, US, case_of, cause, only, simulate_runs
 from tests.diagnosis.steering import contradictions, gone_astray, less_learned, steers
-from tests.diagnosis.typed import accepted
 
 SERVER = "parameter-server"
 SERVE = {"serve": 100 * US}
@@ -84,25 +84,25 @@ TOGETHER: dict[str, tuple[list[tuple[str, int]], dict[str, Any], Any, set[str]]]
 @pytest.mark.parametrize("name", list(TOGETHER))
 def test_causes_that_fire_together_agree(name: str, tmp_path: Path) -> None:
     ran, settings, altered, rules = TOGETHER[name]
-    runs = made(tmp_path, SERIAL, *ran, **settings)
+    runs = simulate_runs(tmp_path, SERIAL, *ran, **settings)
     change: Callable[[list[Run]], object] = altered or (lambda runs: None)
     change(runs)
     case, found = case_of(runs), only(runs)
     assert rules <= {each.rule for each in found.causes}
     assert contradictions(case, found) == []
     for each in found.causes:
-        accepted(case.at.runs[0], each.advice)
+        check_advice(case.at.runs[0], each.advice)
 
 
 def test_masters_that_are_the_queue_are_not_without_work(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"batch": 16, **TIME_ALONE}
     ranks = (f"{SERVER}:masters=2,placement=even", 8)
-    idle = only(made(tmp_path / "idle", SERIAL, ranks, given={"serve": 1 * US}, **settings))
+    idle = only(simulate_runs(tmp_path / "idle", SERIAL, ranks, given={"serve": 1 * US}, **settings))
     assert cause(idle, "master queue") is None
     without = cause(idle, "ranks without work")
     assert without is not None
     assert "masters=2" not in without.advice.partition(", or ")[0]  # fewer
-    queue = only(made(tmp_path / "queue", SERIAL, ranks, given=SERVE, **settings))
+    queue = only(simulate_runs(tmp_path / "queue", SERIAL, ranks, given=SERVE, **settings))
     busy = cause(queue, "master queue")
     assert busy is not None
     assert "masters=4,placement=even" in busy.advice  # more
@@ -110,7 +110,7 @@ def test_masters_that_are_the_queue_are_not_without_work(tmp_path: Path) -> None
 
 
 def test_what_steers_both_ways_is_found(tmp_path: Path) -> None:
-    runs = made(tmp_path, SERIAL, (f"{SERVER}:masters=2", 8), **TIME_ALONE)
+    runs = simulate_runs(tmp_path, SERIAL, (f"{SERVER}:masters=2", 8), **TIME_ALONE)
     case = case_of(runs)
 
     def steered(advice: str) -> dict[str, set[int]]:

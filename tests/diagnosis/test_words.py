@@ -8,7 +8,17 @@ import numpy as np
 import pytest
 
 from paceline.record import Run
-from tests.diagnosis.made import LOOPBACK, SERIAL, TIME_ALONE, US, as_real, case_of, cause, made, only
+from tests.diagnosis.runs import (
+    LOOPBACK,
+    SERIAL,
+    TIME_ALONE,
+    US,
+    as_real,
+    case_of,
+    cause,
+    only,
+    simulate_runs,
+)
 
 RING = "sync:allreduce=ring"
 PER_RANK = {"batch": None, "batch_per_rank": 4}
@@ -17,8 +27,8 @@ PER_RANK = {"batch": None, "batch_per_rank": 4}
 # ---- averaging: what is lost to the parts, and what to their average
 
 
-def averaged(folder: Path, average: float, parts: list[float], serial: float) -> list[Run]:
-    runs = made(folder, SERIAL, ("psgd", 4), epochs=4, batch=16, **LOOPBACK)
+def make_average_case(folder: Path, average: float, parts: list[float], serial: float) -> list[Run]:
+    runs = simulate_runs(folder, SERIAL, ("psgd", 4), epochs=4, batch=16, **LOOPBACK)
     for run in runs:
         run.summary["test_accuracy"] = average if run.config["ranks"] == 4 else serial
         for part, reached in zip((run.summary.get("findings") or {}).get("parts") or (), parts, strict=False):
@@ -28,7 +38,7 @@ def averaged(folder: Path, average: float, parts: list[float], serial: float) ->
 
 def test_an_average_that_is_worse_than_each_of_its_parts(tmp_path: Path) -> None:
     """As measured: 20 passes over pictures of digits."""
-    found = only(averaged(tmp_path, 0.9759, [0.9843, 0.9859, 0.9879, 0.985], 0.991))
+    found = only(make_average_case(tmp_path, 0.9759, [0.9843, 0.9859, 0.9879, 0.985], 0.991))
     named = cause(found, "averaging")
     assert named is not None
     assert (
@@ -51,7 +61,7 @@ def test_an_average_that_is_worse_than_each_of_its_parts(tmp_path: Path) -> None
     ],
 )
 def test_parts_that_are_too_small(tmp_path: Path, average: float, parts: list[float]) -> None:
-    found = only(averaged(tmp_path, average, parts, 0.991))
+    found = only(make_average_case(tmp_path, average, parts, 0.991))
     named = cause(found, "averaging")
     assert named is not None
     assert "ranks train on too little data each" in found.summary
@@ -69,7 +79,7 @@ def test_parts_that_are_too_small(tmp_path: Path, average: float, parts: list[fl
 def test_a_rank_that_is_the_slowest_in_most_steps_is_named_first(
     tmp_path: Path, ranks: int, part: float, mostly: bool
 ) -> None:
-    runs = made(tmp_path, SERIAL, ("sync", ranks), epochs=10, **TIME_ALONE)
+    runs = simulate_runs(tmp_path, SERIAL, ("sync", ranks), epochs=10, **TIME_ALONE)
     for run in runs:
         if run.config["ranks"] == 1:
             continue
@@ -95,7 +105,7 @@ def test_a_rank_that_is_the_slowest_in_most_steps_is_named_first(
 
 
 def timed(folder: Path, efficiency: dict[int, float]) -> list[Run]:
-    runs = made(folder, SERIAL, *((RING, ranks) for ranks in efficiency), compute=False)
+    runs = simulate_runs(folder, SERIAL, *((RING, ranks) for ranks in efficiency), compute=False)
     for run in runs:
         ranks = run.config["ranks"]
         run.summary["train_seconds"] = 1.0 if ranks == 1 else 1 / (ranks * efficiency[ranks])
@@ -140,7 +150,7 @@ def test_more_than_ranks_can_give_does_not_scale_well(tmp_path: Path, efficiency
 def test_speed_of_a_larger_batch_is_not_that_of_the_ranks(tmp_path: Path) -> None:
     """One worker that computes all of a batch of 8 is faster than serial with 4: its samples take no longer."""
     given = {"fixed": 100 * US, "each": US}
-    found = only(made(tmp_path, SERIAL, ("main-worker", 2), given=given, **PER_RANK, **LOOPBACK))
+    found = only(simulate_runs(tmp_path, SERIAL, ("main-worker", 2), given=given, **PER_RANK, **LOOPBACK))
     assert "1.71x" in found.summary
     assert "part of the speedup comes from the larger batch, not from the ranks" in found.summary
     assert cause(found, "scales well") is None
@@ -148,7 +158,7 @@ def test_speed_of_a_larger_batch_is_not_that_of_the_ranks(tmp_path: Path) -> Non
     assert named is not None
     assert named.advice == "-n 1 --strategy serial --batch 8 (one process with the same batch)"
     same = only(
-        made(
+        simulate_runs(
             tmp_path / "same",
             SERIAL,
             ("main-worker", 2),
@@ -164,5 +174,7 @@ def test_speed_of_a_larger_batch_is_not_that_of_the_ranks(tmp_path: Path) -> Non
 def test_what_no_gradient_tells_of_a_larger_batch_is_not_said(tmp_path: Path) -> None:
     """Ranks whose pieces are as large as the serial batch do not tell what a larger one takes."""
     given = {"fixed": 100 * US, "each": US}
-    found = only(made(tmp_path, SERIAL, ("sync", 2), ("sync", 4), given=given, **PER_RANK, **LOOPBACK))
+    found = only(
+        simulate_runs(tmp_path, SERIAL, ("sync", 2), ("sync", 4), given=given, **PER_RANK, **LOOPBACK)
+    )
     assert cause(found, "grown batch") is None

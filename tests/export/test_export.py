@@ -42,7 +42,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def found_in(runs: Path) -> list[Run]:
+def list_runs(runs: Path) -> list[Run]:
     return [Run(folder) for folder in sorted(runs.iterdir()) if folder.is_dir()]
 
 
@@ -55,7 +55,7 @@ def losses(run: Run) -> list[float]:
 # ---- TensorBoard
 
 
-def accumulated(place: Path) -> Any:
+def read_events(place: Path) -> Any:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     found = EventAccumulator(str(place), size_guidance={"tensors": 0})
@@ -76,8 +76,8 @@ def test_tensorboard_reads_what_the_record_says(
 ) -> None:
     board = tmp_path / "board"
     assert main(["export", str(runs), "--to", "tensorboard", "--out", str(board)]) == 0
-    for run in found_in(runs):
-        found = accumulated(board / run.folder.name)
+    for run in list_runs(runs):
+        found = read_events(board / run.folder.name)
         for tag, key in EPOCHS.items():
             told = [(epoch["step"], epoch["train_seconds"], epoch[key]) for epoch in run.epochs]
             np.testing.assert_allclose(values(found, tag), told, rtol=1e-6, atol=1e-6)
@@ -99,8 +99,8 @@ def test_tensorboard_has_staleness_and_settings(runs: Path, tmp_path: Path) -> N
     from tensorboard.plugins.hparams import metadata
     from tensorboard.util.tensor_util import make_ndarray
 
-    run = next(run for run in found_in(runs) if run.config["strategy"].startswith("parameter-server"))
-    found = accumulated(tensorboard.to_tensorboard(run, tmp_path)[0])
+    run = next(run for run in list_runs(runs) if run.config["strategy"].startswith("parameter-server"))
+    found = read_events(tensorboard.to_tensorboard(run, tmp_path)[0])
     bars = make_ndarray(found.Tensors("staleness")[0].tensor_proto)
     counts = run.summary["findings"]["staleness"]["histogram"]
     assert bars.tolist() == [[tau, tau + 1, count] for tau, count in enumerate(counts)]
@@ -120,7 +120,7 @@ def test_tensorboard_is_told_once(runs: Path, tmp_path: Path, capsys: pytest.Cap
     assert main(words) == 0
     assert capsys.readouterr().out.count("(already there)") == 2
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
-    run = found_in(runs)[0]
+    run = list_runs(runs)[0]
     (tmp_path / run.folder.name / tensorboard.MARK).unlink()  # somebody else's folder of that name
     place, new = tensorboard.to_tensorboard(run, tmp_path)
     assert new
@@ -137,7 +137,7 @@ def test_nothing_half_is_left(runs: Path, tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(tensorboard, "_values", fail)
     with pytest.raises(KeyboardInterrupt):
-        tensorboard.to_tensorboard(found_in(runs)[0], tmp_path)
+        tensorboard.to_tensorboard(list_runs(runs)[0], tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -163,7 +163,7 @@ def test_mlflow_reads_what_the_record_says(
     experiment = there.get_experiment_by_name("ours").experiment_id
     told = {run.info.run_name: run for run in there.search_runs([experiment])}
     assert len(told) == 2
-    for run in found_in(runs):
+    for run in list_runs(runs):
         found = told[run.folder.name]
         number, start = found.info.run_id, found.info.start_time
         assert found.info.status == "FINISHED"
@@ -190,7 +190,7 @@ def test_mlflow_reads_what_the_record_says(
 def test_mlflow_does_again_what_was_broken_off(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = found_in(runs)[1]
+    run = list_runs(runs)[1]
     store = mlflow.Store(tmp_path.as_uri(), "ours")
 
     def fail(_: Run) -> None:
@@ -210,7 +210,7 @@ def test_mlflow_does_again_what_was_broken_off(
 # ---- refusals
 
 
-def refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+def expect_refusal(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     capsys.readouterr()
     assert main(["export", *words]) == 2
     said = capsys.readouterr().err
@@ -222,28 +222,28 @@ def test_refusals(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for tool in ("tensorboard", "mlflow"):
-        assert "give --out DIR" in refused([str(runs), "--to", tool], capsys)
+        assert "give --out DIR" in expect_refusal([str(runs), "--to", tool], capsys)
         (tmp_path / "empty").mkdir(exist_ok=True)
         words = [str(tmp_path / "empty"), "--to", tool, "--out", str(tmp_path / "out")]
-        assert refused(words, capsys) == (
+        assert expect_refusal(words, capsys) == (
             f"paceline export: there is no run in {tmp_path}/empty that is complete or has a checkpoint\n"
         )
     both = [str(runs), "--to", "mlflow", "--out", "a", "--tracking-uri", "file:///b"]
-    assert "exclude each other" in refused(both, capsys)
+    assert "exclude each other" in expect_refusal(both, capsys)
     mine = [str(runs), "--to", "tensorboard", "--out", "a", "--experiment", "x"]
-    assert "--experiment is only for mlflow" in refused(mine, capsys)
-    assert "cannot write runs to nowhere://x" in refused(
+    assert "--experiment is only for mlflow" in expect_refusal(mine, capsys)
+    assert "cannot write runs to nowhere://x" in expect_refusal(
         [str(runs), "--to", "mlflow", "--tracking-uri", "nowhere://x"], capsys
     )
     web = [str(runs), "--to", "mlflow", "--tracking-uri"]
     monkeypatch.setenv("no_proxy", "*")
-    assert "http://localhost:1: no server answers there (connection refused)" in refused(
+    assert "http://localhost:1: no server answers there (connection refused)" in expect_refusal(
         [*web, "http://localhost:1"], capsys
     )
-    assert "it names no server" in refused([*web, "http://"], capsys)
-    assert "port" in refused([*web, "http://localhost:x"], capsys)
+    assert "it names no server" in expect_refusal([*web, "http://"], capsys)
+    assert "port" in expect_refusal([*web, "http://localhost:x"], capsys)
     (tmp_path / "file").write_text("")
-    assert "cannot write to" in refused(
+    assert "cannot write to" in expect_refusal(
         [str(runs), "--to", "tensorboard", "--out", str(tmp_path / "file")], capsys
     )
 
@@ -255,7 +255,7 @@ def test_what_is_not_installed_is_named(
     for tool in ("tensorboard", "mlflow"):
         with pytest.raises(UsageError, match=rf"pip install 'paceline\[{tool}\]'"):
             check_installed(tool)
-        assert "is not installed" in refused([str(runs), "--to", tool, "--out", "x"], capsys)
+        assert "is not installed" in expect_refusal([str(runs), "--to", tool, "--out", "x"], capsys)
 
 
 def test_old_and_diverged_records_are_told_as_far_as_they_go(runs: Path, tmp_path: Path) -> None:
@@ -266,6 +266,6 @@ def test_old_and_diverged_records_are_told_as_far_as_they_go(runs: Path, tmp_pat
     assert run.summary["diverged"]
     columns = {name: values for name, values in run.steps.items() if name not in ("start", "wait")}
     write_arrays(run.folder / "steps.npz", columns)
-    found = accumulated(tensorboard.to_tensorboard(Run(run.folder), tmp_path / "board")[0])
+    found = read_events(tensorboard.to_tensorboard(Run(run.folder), tmp_path / "board")[0])
     assert all(np.isfinite(value) for *_, value in values(found, "seconds/compute"))
     assert mlflow.Store((tmp_path / "mlruns").as_uri(), "ours").add(Run(run.folder))[1]

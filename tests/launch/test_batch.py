@@ -19,8 +19,8 @@ MPICH = Library(kind="mpich", version="5.0.2", mpiexec=Path("mpiexec"), wheel=Tr
 OWN = Library(kind="mpich", version="4.1", mpiexec=Path("mpiexec"), wheel=False)
 
 
-def made(capsys: pytest.CaptureFixture[str], line: str) -> list[str]:
-    """The lines of the script that a command prints."""
+def make_script(capsys: pytest.CaptureFixture[str], line: str) -> list[str]:
+    """Return the lines of the script that a command prints."""
     assert main(["slurm", *shlex.split(line)]) == 0
     text = capsys.readouterr().out
     subprocess.run(["bash", "-n"], input=text, text=True, check=True)
@@ -37,7 +37,7 @@ def test_the_resources(capsys: pytest.CaptureFixture[str]) -> None:
         "--nodes 4 --ranks-per-node 16 --time 1:30:00 --partition short --account me --qos high --constraint avx512 "
         "--gres gpu:2 --sbatch=--mail-type=END --sbatch '--comment=two words' -- train --data iris --threads 2"
     )
-    found = directives(made(capsys, line))
+    found = directives(make_script(capsys, line))
     assert found == {
         "job-name": "paceline", "nodes": "4", "ntasks-per-node": "16", "cpus-per-task": "2", "time": "1:30:00",
         "requeue": "", "signal": "B:USR1@120", "open-mode": "append", "output": "paceline-%j.out",
@@ -47,11 +47,13 @@ def test_the_resources(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_run_has_a_name_of_its_own_and_checkpoints(capsys: pytest.CaptureFixture[str]) -> None:
-    [start] = [line for line in made(capsys, "-- train --data iris") if " train " in line and "#" not in line]
+    [start] = [
+        line for line in make_script(capsys, "-- train --data iris") if " train " in line and "#" not in line
+    ]
     assert '--name="paceline-$SLURM_JOB_ID"' in start
     assert "--checkpoint-every=3m" in start
     line = "-- train --data iris --name mine --checkpoint-every 10s"
-    [start] = [line for line in made(capsys, line) if " train " in line and "#" not in line]
+    [start] = [line for line in make_script(capsys, line) if " train " in line and "#" not in line]
     assert start == '"$python" -m paceline train --data iris --name mine --checkpoint-every 10s &'
 
 
@@ -138,11 +140,11 @@ def test_signals_reach_the_run(tmp_path: Path) -> None:
 
 
 def test_commands_that_cannot_go_on_are_not_requeued(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = made(capsys, "--ranks-per-node 4 -- bench allreduce -n 4")
+    lines = make_script(capsys, "--ranks-per-node 4 -- bench allreduce -n 4")
     assert "no-requeue" in directives(lines)
     assert "signal" not in directives(lines)
     assert lines[-1] == 'exec "$python" -m paceline bench allreduce -n 4'
-    study = made(capsys, "--ranks-per-node 4 -- study mine.toml")
+    study = make_script(capsys, "--ranks-per-node 4 -- study mine.toml")
     assert "requeue" in directives(study)
     assert '"$python" -m paceline study mine.toml &' in study
 

@@ -154,7 +154,7 @@ def net() -> Iterator[Network]:
         yield made
 
 
-def started(net: Network, folder: Path, hosts: str) -> subprocess.Popen[str]:
+def start_training(net: Network, folder: Path, hosts: str) -> subprocess.Popen[str]:
     """Start a training that does not end by itself; return when it has taken steps."""
     words = [*TRAIN, "--epochs", "1000000", "--hosts", hosts]
     with (folder / "stderr").open("w") as log:
@@ -167,7 +167,7 @@ def started(net: Network, folder: Path, hosts: str) -> subprocess.Popen[str]:
     return job
 
 
-def left(net: Network) -> dict[str, list[str]]:
+def find_left_over(net: Network) -> dict[str, list[str]]:
     """Return what is still on the hosts, after some time for an end that nobody waits for."""
     until = time.monotonic() + 280
     while True:
@@ -189,17 +189,17 @@ def test_the_hosts_train_together(net: Network, tmp_path: Path) -> None:
     assert result["ranks"] == 4
     nodes = json.loads((tmp_path / result["run"] / "environment.json").read_text())["nodes"]
     assert (nodes["ranks"], nodes["hosts"]) == ([0, 1, 1, 2], ["h1", "h2", "h3"])
-    assert left(net) == {}
+    assert find_left_over(net) == {}
 
 
 @pytest.mark.requires("hosts")
 def test_nothing_stays_on_the_hosts_if_paceline_is_killed(net: Network, tmp_path: Path) -> None:
-    job = started(net, tmp_path, "h1:1,h2:1")
+    job = start_training(net, tmp_path, "h1:1,h2:1")
     assert net.commands("h2")
     inside = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
     os.kill(int(inside[0]), signal.SIGKILL)  # the job itself is a child of nsenter
     job.wait(280)
-    assert left(net) == {}
+    assert find_left_over(net) == {}
 
 
 @pytest.mark.requires("hosts")
@@ -257,12 +257,12 @@ def test_the_network_between_hosts_is_measured(tmp_path: Path) -> None:
 
 @pytest.mark.requires("hosts")
 def test_a_host_that_is_cut_off_ends_the_job(net: Network, tmp_path: Path) -> None:
-    job = started(net, tmp_path, "h1:1,h3:1")
+    job = start_training(net, tmp_path, "h1:1,h3:1")
     net.cut("h3")
     assert job.wait(280) == 1
     said = [line for line in (tmp_path / "stderr").read_text().splitlines() if "epoch" not in line]
     assert said[-1] == "host h3 is lost, and the ranks there with it"
-    assert left(net) == {}  # also on h3, whose own end of the line fell silent
+    assert find_left_over(net) == {}  # also on h3, whose own end of the line fell silent
     net.join("h3")
 
 
@@ -313,4 +313,4 @@ def test_a_run_that_loses_a_host_is_resumed_on_the_others(net: Network, tmp_path
     nodes = json.loads((tmp_path / "runs/run/environment.json").read_text())["nodes"]
     assert nodes["hosts"] == ["h2", "h1"]
     assert [epoch["epoch"] for epoch in find_runs([tmp_path / "runs"])[0].epochs] == list(range(40))
-    assert left(net) == {}
+    assert find_left_over(net) == {}

@@ -58,7 +58,7 @@ def part(inputs: Any, labels: Any) -> Batch:
     return Batch(inputs=inputs, labels=labels, count=count, total=count, offset=0, step=0, epoch=0)
 
 
-def allocated(steps: Callable[[], None]) -> tuple[int, int]:
+def measure_allocation(steps: Callable[[], None]) -> tuple[int, int]:
     """Return the bytes that steps allocate at most and in the end, once they have been taken before."""
     steps()
     tracemalloc.start()

@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from paceline.models._torch import GlobalDropout, TorchModel, evaluation_mode
 from tests.models import mlp_nets
 from tests.models.mlp_nets import VARIANTS, name, part
-from tests.models.test_torch import given, made
+from tests.models.test_torch import make_batch, make_model
 from tests.models.torch_zoo import ZOO, batch, dense, vectors
 
 EVERY = {**ZOO, "global-dropout": lambda: dense(nn.BatchNorm1d(5), GlobalDropout(0.5), nn.Tanh())}
 
 
-def trained(model: Any, batches: Any, pieces: Any) -> list[Any]:
-    """Every loss, gradient and buffer of a short training; `pieces` are evaluated between its steps."""
+def train_and_evaluate(model: Any, batches: Any, pieces: Any) -> list[Any]:
+    """Return every loss, gradient and buffer of a short training; `pieces` are evaluated between its steps."""
     seen: list[Any] = []
     for data in batches:
         seen.append(model.gradient(data))
@@ -49,7 +49,7 @@ def test_of_an_mlp(variant: dict[str, Any]) -> None:
     whole = mlp_nets.batch(nets[0], 100)
     batches = [part(whole.inputs[:n], whole.labels[:n]) for n in (16, 16, 1, 7, 16)]
     pieces = cut(whole.inputs, whole.labels, [64, 1, 0, 3, 16])
-    assert trained(nets[0], batches, pieces) == trained(nets[1], batches, [])
+    assert train_and_evaluate(nets[0], batches, pieces) == train_and_evaluate(nets[1], batches, [])
 
 
 def test_of_an_mlp_that_shares_factors() -> None:
@@ -70,14 +70,14 @@ def test_of_a_module(name: str) -> None:
     for _ in range(2):
         torch.manual_seed(1)
         models.append(TorchModel(EVERY[name](), seed=5, sample=np.zeros((2, 6), np.float32)))
-    data = given(name)
+    data = make_batch(name)
     batches = [batch(data.inputs[:n], data.labels[:n], step=step) for step, n in enumerate((12, 12, 5, 12))]
     pieces = cut(data.inputs, data.labels, [8, 1, 3])
-    assert trained(models[0], batches, pieces) == trained(models[1], batches, [])
+    assert train_and_evaluate(models[0], batches, pieces) == train_and_evaluate(models[1], batches, [])
 
 
 def test_pieces_add_up() -> None:
-    model, data = made("batch-norm"), vectors(150)
+    model, data = make_model("batch-norm"), vectors(150)
     loss, right = model.evaluate(data.inputs, data.labels)
     found = [model.evaluate(*piece) for piece in cut(data.inputs, data.labels, [64, 64, 22])]
     assert sum(one for one, _ in found) == pytest.approx(loss, rel=1e-5)
@@ -102,7 +102,7 @@ def test_of_a_loss_with_buffers() -> None:
         models.append(TorchModel(dense(nn.Tanh()), loss=Centred()))
     data = vectors()
     pieces = cut(data.inputs, data.labels, [8, 1, 3])
-    assert trained(models[0], [data] * 3, pieces) == trained(models[1], [data] * 3, [])
+    assert train_and_evaluate(models[0], [data] * 3, pieces) == train_and_evaluate(models[1], [data] * 3, [])
     assert models[0].buffers["loss:normal.num_batches_tracked"] == 3
 
 

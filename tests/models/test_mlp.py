@@ -18,7 +18,7 @@ from paceline.models.mlp import MLP, build
 from paceline.updates.adam import Adam
 from paceline.updates.momentum import Momentum
 from paceline.updates.sgd import Sgd
-from tests.models.mlp_nets import VARIANTS, allocated, batch, name, net, part
+from tests.models.mlp_nets import VARIANTS, batch, measure_allocation, name, net, part
 
 
 def dataset(inputs: Any, labels: Any, classes: int) -> Dataset:
@@ -113,7 +113,7 @@ def test_a_step_allocates_nothing(variant: dict[str, Any]) -> None:
             model.gradient(given)
             update.apply(model.x, model.g, 1e-6, state)
 
-    peak, after = allocated(steps)
+    peak, after = measure_allocation(steps)
     assert peak < 4096, "one number a sample would be 16 KiB"
     assert after < 512
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from paceline.data import Batch, piece
 from paceline.models import FactoredModel
 from paceline.models.mlp import MLP, PASSES, cut_rows
-from tests.models.mlp_nets import VARIANTS, allocated, batch, name, net
+from tests.models.mlp_nets import VARIANTS, batch, measure_allocation, name, net
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -174,7 +174,7 @@ def test_a_step_allocates_nothing(variant: dict[str, Any]) -> None:
             for part in together.sums:
                 part()
 
-    peak, after = allocated(steps)
+    peak, after = measure_allocation(steps)
     assert peak < 4096, "one number a sample would be 8 KiB"
     assert after < 512
 

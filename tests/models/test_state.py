@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from paceline.models import flat_buffers, put_flat_buffers
 from paceline.models._torch import TorchModel
 from paceline.models.mlp import MLP
-from tests.models.test_torch import given, made
+from tests.models.test_torch import make_batch, make_model
 from tests.models.torch_zoo import ZOO, vectors
 
 
@@ -57,7 +57,7 @@ def test_a_vector_becomes_the_buffers() -> None:
 
 @pytest.mark.parametrize("name", ZOO)
 def test_there_and_back(name: str) -> None:
-    model, other, data = made(name), made(name, seed=6), given(name)
+    model, other, data = make_model(name), make_model(name, seed=6), make_batch(name)
     for data.step in range(3):
         model.gradient(data)
     put_flat_buffers(other, flat_buffers(model))
@@ -70,7 +70,7 @@ def test_there_and_back(name: str) -> None:
 
 
 def test_statistics_reach_the_prediction() -> None:
-    model, other = made("batch-norm"), made("batch-norm")
+    model, other = make_model("batch-norm"), make_model("batch-norm")
     model.gradient(vectors())
     assert not np.allclose(other.predict(vectors().inputs), model.predict(vectors().inputs))
     put_flat_buffers(other, flat_buffers(model))

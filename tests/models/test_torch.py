@@ -20,12 +20,12 @@ from tests.models.torch_zoo import ZOO, Mixed, Tied, batch, dense, flat, frozen,
 SHORT = {"bfloat16", "float16", "mixed-16"}
 
 
-def made(name: str, seed: int = 5) -> TorchModel:
+def make_model(name: str, seed: int = 5) -> TorchModel:
     torch.manual_seed(1)
     return TorchModel(ZOO[name](), seed=seed, sample=np.zeros((2, 6), np.float32))
 
 
-def given(name: str) -> object:
+def make_batch(name: str) -> object:
     data = vectors()
     if name in ("embedding", "sparse"):  # tokens, as floats like all inputs; some twice
         data.inputs[...] = np.random.default_rng(1).integers(0, 9, data.inputs.shape)
@@ -34,7 +34,7 @@ def given(name: str) -> object:
 
 @pytest.mark.parametrize("name", ZOO)
 def test_the_gradient_is_pytorchs(name: str) -> None:
-    model, data = made(name), given(name)
+    model, data = make_model(name), make_batch(name)
     assert isinstance(model, Model)
     for _ in range(2):  # the second time, the gradient of the first is not added
         loss, gradient = plain_gradient(model.module, data, seed=5)
@@ -46,7 +46,7 @@ def test_the_gradient_is_pytorchs(name: str) -> None:
 
 @pytest.mark.parametrize("name", ZOO)
 def test_training_is_pytorchs_also_in_foreign_memory(name: str) -> None:
-    model, data = made(name), given(name)
+    model, data = make_model(name), make_batch(name)
     plain = copy.deepcopy(model.module)
     at_start = model.x.copy()
     room = np.full((2, model.x.size + 2), np.nan, model.x.dtype)
@@ -99,18 +99,18 @@ def test_two_parameters_in_one_memory_are_one() -> None:
 
 
 def test_x_is_a_master_copy_of_short_parameters() -> None:
-    model = made("bfloat16")
+    model = make_model("bfloat16")
     assert model.x.dtype == np.float32
     model.x[0] = 1.001
     model.gradient(vectors())
     assert model.x[0] == np.float32(1.001)
     assert model.module[0].weight[0, 0].item() == 1
-    assert made("float64").x.dtype == np.float64
+    assert make_model("float64").x.dtype == np.float64
     assert TorchModel(Mixed([torch.float32, torch.float64])).x.dtype == np.float64
 
 
 def test_small_steps_are_not_lost_in_bfloat16() -> None:
-    model = made("bfloat16")
+    model = make_model("bfloat16")
     model.x[0] = 1
     for _ in range(20):
         model.x[0] += 5e-4
@@ -120,7 +120,7 @@ def test_small_steps_are_not_lost_in_bfloat16() -> None:
 
 @pytest.mark.parametrize("name", ["dropout", "bfloat16"])
 def test_values_given_to_the_module_are_taken(name: str) -> None:
-    model, other = made(name), ZOO[name]()
+    model, other = make_model(name), ZOO[name]()
     with torch.no_grad():
         other[0].weight.fill_(0.5)
     model.module.load_state_dict(other.state_dict())
@@ -132,7 +132,7 @@ def test_values_given_to_the_module_are_taken(name: str) -> None:
 
 
 def test_memory_given_to_a_parameter_is_taken_back() -> None:
-    model = made("dropout")
+    model = make_model("dropout")
     model.module[0].weight.data = torch.full((5, 6), 2.0)
     model.module.zero_grad()
     loss, gradient = plain_gradient(model.module, vectors(), seed=5)
@@ -149,7 +149,7 @@ def test_memory_given_to_a_parameter_is_taken_back() -> None:
 
 
 def test_memory_given_to_a_parameter_moves_along() -> None:
-    model = made("tied")
+    model = make_model("tied")
     model.module.head.weight.data = torch.full((4, 6), 2.0)
     model.place(np.empty_like(model.x), np.empty_like(model.g))
     assert (model.x[48:72] == 2).all()
@@ -157,7 +157,7 @@ def test_memory_given_to_a_parameter_moves_along() -> None:
 
 
 def test_gradients_of_somebody_elses_passes_are_not_added() -> None:
-    model, data = made("tied"), vectors()
+    model, data = make_model("tied"), vectors()
     model.gradient(data)
     g = model.g.copy()
     model.module.zero_grad()  # sets them to None; the next pass makes new ones
@@ -169,7 +169,7 @@ def test_gradients_of_somebody_elses_passes_are_not_added() -> None:
 @pytest.mark.parametrize("name", ["tied", "dropout", "batch-norm", "bfloat16"])
 @pytest.mark.parametrize("clear", ["module", "optimizer", "by-hand", "to-zero"])
 def test_g_is_the_gradient_also_of_the_users_own_passes(name: str, clear: str) -> None:
-    model, data = made(name), given(name)
+    model, data = make_model(name), make_batch(name)
     g, gradient = model.g, model.gradient
     parameters = [p for p in model.module.parameters() if p.requires_grad]
     optimizer = torch.optim.SGD(parameters, lr=0.0)
@@ -217,7 +217,7 @@ def test_a_cleared_gradient_is_0_and_accumulates_again() -> None:
 
 
 def test_buffers_are_live() -> None:
-    model = made("batch-norm")
+    model = make_model("batch-norm")
     assert list(model.buffers) == ["1.running_mean", "1.running_var", "1.num_batches_tracked"]
     model.gradient(vectors())
     normal = model.module[1]
@@ -276,7 +276,7 @@ def test_replaced_buffers_stay_live() -> None:
 
 
 def test_random_numbers_depend_on_seed_step_and_offset_alone() -> None:
-    model, data = made("dropout"), vectors()
+    model, data = make_model("dropout"), vectors()
     losses = []
     for step, offset, seed in [(3, 0, 5), (4, 0, 5), (3, 6, 5), (3, 0, 6), (3, 0, 5)]:
         data.step, data.offset, model.seed = step, offset, seed
@@ -327,7 +327,7 @@ def test_inputs_that_torch_cannot_share() -> None:
 
 @pytest.mark.parametrize("name", ZOO)
 def test_a_copy_in_another_process_is_the_same(name: str) -> None:
-    model, data = made(name), given(name)
+    model, data = make_model(name), make_batch(name)
     model.gradient(data)
     rng = np.random.default_rng(0)
     model.x += 1e-3 * rng.standard_normal(model.x.size).astype(model.x.dtype)
@@ -357,7 +357,7 @@ def test_a_pickle_is_not_larger_than_the_parameters() -> None:
 
 
 def test_arrays_outlive_the_model() -> None:
-    model = made("batch-norm")
+    model = make_model("batch-norm")
     x, mean, weight = model.x, model.buffers["1.running_mean"], model.module[0].weight
     x[:] = 3
     mean[:] = 4

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from paceline.models import layer_by_layer
 from paceline.models._torch import TorchModel
 from tests.models.ready_calls import Calls
-from tests.models.test_torch import given, made
+from tests.models.test_torch import make_batch, make_model
 from tests.models.torch_zoo import ZOO, Tied, batch, dense, flat, vectors
 
 ORDERS = {
@@ -37,7 +37,7 @@ ORDERS = {
 
 @pytest.mark.parametrize("name", ZOO)
 def test_the_gradient_of_a_ready_layer_is_final(name: str) -> None:
-    model, other, data = made(name), made(name), given(name)
+    model, other, data = make_model(name), make_model(name), make_batch(name)
     for number in range(3):
         loss = other.gradient(data)
         calls = Calls(model, data)
@@ -53,7 +53,7 @@ def test_the_gradient_of_a_ready_layer_is_final(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["dropout", "bfloat16", "float64", "embedding"])
 def test_layers_are_ready_while_the_pass_goes_on(name: str) -> None:
-    model, data = made(name), given(name)
+    model, data = make_model(name), make_batch(name)
     assert Calls(model, data).zeros == [0, 0]  # the first pass watches
     calls = Calls(model, data)
     assert calls.order == [1, 0]
@@ -69,7 +69,7 @@ def test_parameters_used_twice_wait_for_both_uses() -> None:
 
 
 def test_layer_by_layer() -> None:
-    model = made("batch-norm")
+    model = make_model("batch-norm")
     gradient = layer_by_layer(model)
     Calls(model, vectors(), gradient=gradient)
     assert Calls(model, vectors(), gradient=gradient).order == [2, 1, 0]
@@ -262,7 +262,7 @@ def test_hooks_that_change_a_gradient() -> None:
 
 @pytest.mark.parametrize("name", ["tied", "dropout", "weight-norm"])
 def test_no_hooks_stay_behind(name: str) -> None:
-    model, data = made(name), given(name)
+    model, data = make_model(name), make_batch(name)
     kept = model.module(torch.from_numpy(data.inputs).to(model.input_dtype))  # a graph that somebody keeps
     seen: list[int] = []
     for _ in range(3):
@@ -291,7 +291,7 @@ def test_no_hooks_stay_behind(name: str) -> None:
 
 
 def test_a_callee_that_fails_leaves_no_hooks() -> None:
-    model, data = made("tied"), vectors()
+    model, data = make_model("tied"), vectors()
     loss, g = model.gradient(data), model.g.copy()
     seen: list[int] = []
 
@@ -312,7 +312,7 @@ def test_a_callee_that_fails_leaves_no_hooks() -> None:
 
 @pytest.mark.parametrize("name", ["tied", "bfloat16", "batch-norm"])
 def test_copies_after_a_pass_with_ready(name: str) -> None:
-    model, data = made(name), given(name)
+    model, data = make_model(name), make_batch(name)
     before = len(cloudpickle.dumps(model))
     for _ in range(2):
         model.gradient(data, lambda layer: None)
@@ -330,7 +330,7 @@ def test_copies_after_a_pass_with_ready(name: str) -> None:
 
 
 def test_foreign_memory() -> None:
-    model = made("tied")
+    model = make_model("tied")
     Calls(model, vectors())
     room = np.empty((2, model.x.size), np.float32)
     model.place(*room)

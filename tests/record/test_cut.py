@@ -20,7 +20,7 @@ from tests.simulate.costs import COSTS
 CUT = "cut after epoch 2 of 4"
 
 
-def trained(folder: Path, **settings: Any) -> Path:
+def train_with_checkpoints(folder: Path, **settings: Any) -> Path:
     """Train for four epochs with a checkpoint after each of them; simulated ranks do not skip one that comes too soon."""
     COSTS.save(folder / "costs.json")
     fitted = fit(
@@ -53,7 +53,7 @@ def cut_after(run: Path, place: Path, number: int) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return trained(tmp_path_factory.mktemp("runs"), strategy="serial")
+    return train_with_checkpoints(tmp_path_factory.mktemp("runs"), strategy="serial")
 
 
 @pytest.fixture
@@ -150,7 +150,7 @@ def test_a_damaged_checkpoint_is_not_used(run: Run, caplog: pytest.LogCaptureFix
 
 
 def test_models_that_are_averaged_are_averaged(tmp_path: Path) -> None:
-    run = trained(tmp_path, strategy="local-sgd:every=5", ranks=3)
+    run = train_with_checkpoints(tmp_path, strategy="local-sgd:every=5", ranks=3)
     cut = Run(cut_after(run, tmp_path / "cut", 2))
     mean = np.mean([checkpoint.read(cut.folder, rank, 2)["x"] for rank in range(3)], axis=0, dtype=np.float64)
     assert (cut.model["x"] == mean.astype(np.float32)).all()

@@ -26,7 +26,7 @@ from paceline.worker import Worker
 COMMON: dict[str, Any] = {"model": "mlp:8", "data": "iris", "epochs": 4, "batch": 10, "quiet": True}
 
 
-def disturbed(disturb: Callable[[], None], *, after: int = 1) -> Callable[[Worker], None]:
+def disturb_training(disturb: Callable[[], None], *, after: int = 1) -> Callable[[Worker], None]:
     """Return synchronous training in which something happens to the disk after an epoch."""
 
     def train(me: Worker) -> None:
@@ -71,7 +71,7 @@ def test_a_run_whose_folder_is_removed_writes_it_again(
 ) -> None:
     where: dict[str, Any] = {} if ranks == 1 else {"on": "sim", "ranks": ranks, "machine": machine}
     plain = fit(**COMMON, **where, strategy=Sync(), runs=None)
-    train = disturbed(lambda: shutil.rmtree(the_run(places / "runs")))
+    train = disturb_training(lambda: shutil.rmtree(the_run(places / "runs")))
     fitted = fit(**COMMON, **where, strategy=train, runs=places / "runs")
     assert fitted.run == the_run(places / "runs")
     run = Run(fitted.run)
@@ -94,7 +94,7 @@ def test_a_run_that_cannot_be_written_to_its_folder_is_saved_elsewhere(
         if place == "home":
             block(places / "tmp")
 
-    fitted = fit(**COMMON, **where, strategy=disturbed(disturb), runs=places / "runs")
+    fitted = fit(**COMMON, **where, strategy=disturb_training(disturb), runs=places / "runs")
     assert fitted.run is not None
     assert fitted.run.parent == places / place
     assert fitted.unsaved is None
@@ -122,7 +122,7 @@ def test_a_disk_with_room_again_gets_everything(places: Path, caplog: pytest.Log
         folder.unlink()
         (places / "away").rename(folder)
 
-    train = disturbed(disturb, after=0)
+    train = disturb_training(disturb, after=0)
 
     def both(me: Worker) -> None:
         told = me._on_epoch

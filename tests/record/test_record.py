@@ -18,14 +18,14 @@ from paceline.launch.resources import VARIABLES
 from paceline.record import Run, find_runs, new_folder
 
 
-def trained(folder: Path, **settings: object) -> Run:
+def train_run(folder: Path, **settings: object) -> Run:
     fitted = fit("mlp:6", "iris", strategy="serial", epochs=1, batch=10, runs=folder, quiet=True, **settings)
     assert fitted.run is not None
     return Run(fitted.run)
 
 
 def test_the_folder_holds_what_the_run_was(tmp_path: Path) -> None:
-    run = trained(tmp_path, seed=3)
+    run = train_run(tmp_path, seed=3)
     assert sorted(path.name for path in run.folder.iterdir()) == [
         "config.json", "environment.json", "epochs.jsonl", "model.npz", "steps.npz", "summary.json",
     ]  # fmt: skip
@@ -39,7 +39,7 @@ def test_the_folder_holds_what_the_run_was(tmp_path: Path) -> None:
 
 
 def test_the_trained_model_comes_back(tmp_path: Path) -> None:
-    run = trained(tmp_path)
+    run = train_run(tmp_path)
     assert predict(run.folder).accuracy == pytest.approx(run.summary["test_accuracy"])
     model = load_model(run.folder)
     other = MLP([4, 6, 3], seed=9)
@@ -87,7 +87,7 @@ def test_real_labels_are_predicted(tmp_path: Path) -> None:
 
 
 def test_samples_that_the_model_cannot_take_are_refused(tmp_path: Path) -> None:
-    run = trained(tmp_path).folder
+    run = train_run(tmp_path).folder
     with pytest.raises(UsageError, match=r"arrays has samples of 5; .* was trained on 4"):
         predict(run, data=numbers(6, 5))
     with pytest.raises(UsageError, match=r"digits has samples of 8x8; .* was trained on 4"):
@@ -101,7 +101,7 @@ def test_samples_that_the_model_cannot_take_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_run_is_shown_by_its_folder(tmp_path: Path) -> None:
-    run = trained(tmp_path)
+    run = train_run(tmp_path)
     assert repr(run) == f"Run({str(run.folder)!r})"
 
 
@@ -129,7 +129,7 @@ def test_one_rank_is_not_each(tmp_path: Path) -> None:
 
 
 def test_runs_that_did_not_end_are_left_out(tmp_path: Path) -> None:
-    first, second = trained(tmp_path), trained(tmp_path, seed=1)
+    first, second = train_run(tmp_path), train_run(tmp_path, seed=1)
     (second.folder / "summary.json").unlink()
     assert [run.folder for run in find_runs([tmp_path])] == [first.folder]
     assert [run.folder for run in find_runs([tmp_path, first.folder])] == [first.folder]  # each run once
@@ -138,7 +138,7 @@ def test_runs_that_did_not_end_are_left_out(tmp_path: Path) -> None:
 
 
 def test_damaged_files_are_named(tmp_path: Path) -> None:
-    run = trained(tmp_path)
+    run = train_run(tmp_path)
     (run.folder / "model.npz").write_bytes(b"PK\x03\x04 and no more")
     with pytest.raises(UsageError, match=r"model\.npz cannot be read"):
         predict(run.folder)
@@ -157,7 +157,7 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
 
 
 def test_no_pickle_is_loaded(tmp_path: Path) -> None:
-    run = trained(tmp_path)
+    run = train_run(tmp_path)
     with (run.folder / "model.npz").open("wb") as file:
         np.savez(file, x=np.array([{"a": 1}], dtype=object))
     with pytest.raises(UsageError, match="cannot be read"):
@@ -181,7 +181,7 @@ def test_only_the_arrays_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_an_option_that_was_stored_as_an_array_is_ignored(tmp_path: Path) -> None:
-    run = trained(tmp_path)
+    run = train_run(tmp_path)
     columns = list(run.steps)
     for name in ("model.npz", "steps.npz"):
         arrays = read_arrays(run.folder / name)

@@ -48,7 +48,7 @@ def edit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str]
     return write
 
 
-def trained(folder: Path, **settings: Any) -> Run:
+def train_run(folder: Path, **settings: Any) -> Run:
     one: dict[str, Any] = {
         "model": "mlp:4",
         "data": "iris",
@@ -82,12 +82,12 @@ def test_runs_from_before_and_after_an_edit_are_two_rows(
     tmp_path: Path, edit: Callable[[str, str], None]
 ) -> None:
     runs = tmp_path / "runs"
-    trained(runs, strategy="serial")
-    before = trained(runs, strategy="own_code:Mine")
+    train_run(runs, strategy="serial")
+    before = train_run(runs, strategy="own_code:Mine")
     assert set(before.config["code"]) == {"strategy"}
     assert [row.strategy for row in rows_of(find_runs([runs]))] == ["serial", "own_code:Mine"]
     edit("own_code", STRATEGY + "# changed\n")
-    after = trained(runs, strategy="own_code:Mine")
+    after = train_run(runs, strategy="own_code:Mine")
     names = [f"own_code:Mine (code {run.config['code']['strategy'][:8]})" for run in (before, after)]
     assert sorted(row.strategy for row in rows_of(find_runs([runs])))[:2] == sorted(names)
     assert sorted(found.strategy for found in diagnose(find_runs([runs]))) == sorted(names)
@@ -98,10 +98,10 @@ def test_runs_from_before_and_after_an_edit_are_two_rows(
 
 
 def test_other_code_of_a_model_is_another_problem(tmp_path: Path, edit: Callable[[str, str], None]) -> None:
-    runs = [trained(tmp_path, strategy="serial", model="own_code:net") for _ in range(2)]
+    runs = [train_run(tmp_path, strategy="serial", model="own_code:net") for _ in range(2)]
     assert len({problem_of(run) for run in runs}) == 1
     edit("own_helper", "NUMBER = 0  # and no more\n")
-    runs.append(trained(tmp_path, strategy="serial", model="own_code:net"))
+    runs.append(train_run(tmp_path, strategy="serial", model="own_code:net"))
     problems = {problem_of(run) for run in runs}
     assert len(problems) == 2
     assert sorted(titles_of(problems).values()) == sorted(
@@ -110,13 +110,13 @@ def test_other_code_of_a_model_is_another_problem(tmp_path: Path, edit: Callable
 
 
 def test_built_in_things_have_no_digest(tmp_path: Path) -> None:
-    assert trained(tmp_path, strategy="serial").config["code"] == {}
+    assert train_run(tmp_path, strategy="serial").config["code"] == {}
 
 
 def test_a_study_runs_a_cell_again_when_its_code_has_changed(
     tmp_path: Path, edit: Callable[[str, str], None]
 ) -> None:
-    run = trained(tmp_path, strategy="own_code:Mine")
+    run = train_run(tmp_path, strategy="own_code:Mine")
 
     def cell() -> Cell:
         from paceline.config import Config

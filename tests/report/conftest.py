@@ -73,8 +73,8 @@ def rewrite(path: Path, **changes: object) -> None:
     path.write_text(json.dumps({**values, **changes}))
 
 
-def altered(run: Run, folder: Path, **changes: object) -> Run:
-    """A copy of a run with other figures in its summary, configuration and environment."""
+def copy_run(run: Run, folder: Path, **changes: object) -> Run:
+    """Copy a run, with other figures in its summary, configuration and environment."""
     copy = folder / f"copy-{len(list(folder.iterdir()))}"
     shutil.copytree(run.folder, copy)
     for name in ("config.json", "summary.json", "environment.json"):
@@ -86,6 +86,22 @@ def altered(run: Run, folder: Path, **changes: object) -> Run:
     return Run(copy)
 
 
+Way = tuple[object, ...]
+
+
+def make_runs(runs: list[Run], folder: Path, *ways: Way) -> list[Run]:
+    """Make a run of each way: strategy, ranks, seconds, accuracy from the first epoch on, seed (0), why it diverged."""
+    found = []
+    for strategy, ranks, took, accuracy, *more in ways:
+        seed, why = (*more, *(0, None)[len(more) :])
+        run = copy_run(runs[0], folder, strategy=strategy, ranks=ranks, cores=16, threads=1, train_seconds=took,
+                       test_accuracy=accuracy, seed=seed, diverged=why)  # fmt: skip
+        line = {"epoch": 0, "loss": 1.0, "validation_accuracy": accuracy, "train_seconds": took}
+        (run.folder / "epochs.jsonl").write_text(json.dumps(line) + "\n")
+        found.append(Run(run.folder))
+    return found
+
+
 def on_two_ranks(runs: list[Run], folder: Path, *ways: tuple[object, ...]) -> list[Run]:
     """A run of each strategy on two ranks, of serial on one, with its seconds, its accuracy, and why it diverged."""
     names = ("strategy", "train_seconds", "test_accuracy", "diverged")
@@ -93,7 +109,7 @@ def on_two_ranks(runs: list[Run], folder: Path, *ways: tuple[object, ...]) -> li
     for way in ways:
         one = dict(zip(names, way, strict=False))
         ranks = 1 if one["strategy"] == "serial" else 2
-        run = altered(runs[0], folder, threads=1, cores=4, ranks=ranks, **one)
+        run = copy_run(runs[0], folder, threads=1, cores=4, ranks=ranks, **one)
         scale = run.summary["train_seconds"] / runs[0].summary["train_seconds"]
         lines = [line | {"train_seconds": line["train_seconds"] * scale} for line in run.epochs]
         (run.folder / "epochs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

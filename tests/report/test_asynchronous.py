@@ -20,7 +20,7 @@ from paceline.report.document import Table
 from paceline.report.exchange import staleness
 from paceline.report.learning import end_quality
 from paceline.report.results import cells, columns_of, metrics_of
-from tests.report.conftest import altered, on_two_ranks
+from tests.report.conftest import copy_run, on_two_ranks
 
 WHY = "the loss has risen to 7.5, from 2.3 at first in epoch 1"
 PIECE = {
@@ -34,8 +34,8 @@ PIECE = {
 }
 
 
-def tried(runs: list[Run], folder: Path, *ways: tuple[object, ...]) -> list[Row]:
-    """The rows of such runs."""
+def make_rows(runs: list[Run], folder: Path, *ways: tuple[object, ...]) -> list[Row]:
+    """Make the rows of such runs."""
     return rows_of(on_two_ranks(runs, folder, *ways))
 
 
@@ -96,7 +96,7 @@ def tried(runs: list[Run], folder: Path, *ways: tuple[object, ...]) -> list[Row]
 def test_what_diverged_or_lost_accuracy_is_not_praised(
     runs: list[Run], tmp_path: Path, ways: list[tuple[object, ...]], praised: str | None, said: str
 ) -> None:
-    rows = tried(runs, tmp_path, *ways)
+    rows = make_rows(runs, tmp_path, *ways)
     fastest = best(rows)
     assert (fastest.strategy if fastest else None) == praised
     assert verdict(rows) == (said,)
@@ -105,7 +105,7 @@ def test_what_diverged_or_lost_accuracy_is_not_praised(
 def test_without_classes_the_loss_is_the_measure(runs: list[Run], tmp_path: Path) -> None:
     made = {"serial": (3.0, 0.5), "sync": (2.0, 0.54), "psgd": (1.0, 0.56), "gossip": (0.5, None)}
     rows = rows_of([
-        altered(runs[0], tmp_path, threads=1, strategy=name, ranks=1 if name == "serial" else 2, cores=4,
+        copy_run(runs[0], tmp_path, threads=1, strategy=name, ranks=1 if name == "serial" else 2, cores=4,
                 train_seconds=took, test_accuracy=None, test_loss=loss)
         for name, (took, loss) in made.items()
     ])  # fmt: skip
@@ -132,7 +132,7 @@ def test_one_run_of_several_that_diverged(runs: list[Run], tmp_path: Path) -> No
 
 
 def test_what_is_far_below_does_not_flatten_the_rest(runs: list[Run], tmp_path: Path) -> None:
-    rows = tried(runs, tmp_path, ("serial", 1.0, 0.93), ("sync", 1.0, 0.92), ("hogwild", 1.0, 0.1))
+    rows = make_rows(runs, tmp_path, ("serial", 1.0, 0.93), ("sync", 1.0, 0.92), ("hogwild", 1.0, 0.1))
     section = end_quality(rows, 1)
     assert section is not None
     (drawn,) = section.blocks
@@ -151,7 +151,7 @@ def test_a_replay_and_another_way_with_divergence_are_rows_of_their_own(
         {"on_divergence": "halve"},
         {"reproducible": 8},
     ]
-    rows = rows_of([altered(runs[0], tmp_path, strategy="sync", **way) for way in ways])
+    rows = rows_of([copy_run(runs[0], tmp_path, strategy="sync", **way) for way in ways])
     named = ["sync", "sync (on-divergence halve)", "sync (replay)", "sync (reproducible 8)"]
     assert [row.strategy for row in rows] == named
 
@@ -161,15 +161,15 @@ def test_a_replay_and_another_way_with_divergence_are_rows_of_their_own(
 
 def test_a_remark_is_made_once(runs: list[Run], tmp_path: Path) -> None:
     psgd = [
-        altered(
+        copy_run(
             run, tmp_path, threads=1, strategy="psgd", remarks=[f"{n} of 4 converged, after {n + 1} epochs"]
         )
         for n, run in enumerate(runs)
     ]
     both = [
-        altered(runs[0], tmp_path, threads=1, strategy=name, remarks=["all alike"]) for name in ("elastic", "gossip")
+        copy_run(runs[0], tmp_path, threads=1, strategy=name, remarks=["all alike"]) for name in ("elastic", "gossip")
     ]  # fmt: skip
-    known = altered(
+    known = copy_run(
         runs[0], tmp_path, threads=1, strategy="sync",
         remarks=["staleness: 1 on average"], findings={"staleness": {"histogram": [1]}},
     )  # fmt: skip
@@ -180,7 +180,7 @@ def test_a_remark_is_made_once(runs: list[Run], tmp_path: Path) -> None:
 
 
 def test_records_of_before_are_read(runs: list[Run], tmp_path: Path) -> None:
-    old = altered(runs[0], tmp_path)
+    old = copy_run(runs[0], tmp_path)
     summary = json.loads((old.folder / "summary.json").read_text())
     for key in ("diverged", "findings", "remarks", "test_loss"):
         del summary[key]
@@ -200,7 +200,7 @@ def test_ages_of_several_runs_are_added_up(runs: list[Run], tmp_path: Path) -> N
         {"staleness": {"histogram": [1, 5, 3], "pieces": [PIECE]}, "gradients_dropped": 2.0},
         {"staleness": {"histogram": [0, 1], "pieces": [other]}, "gradients_dropped": 1.0},
     ]
-    rows = rows_of([altered(runs[0], tmp_path, strategy="sync", threads=2, findings=one) for one in found])
+    rows = rows_of([copy_run(runs[0], tmp_path, strategy="sync", threads=2, findings=one) for one in found])
     section = staleness(rows, 1)
     assert section is not None
     _, drawn, every, pieces = section.blocks
@@ -266,7 +266,7 @@ def test_the_command_says_what_the_page_does(
 
 
 def test_who_guesses_is_not_praised(runs: list[Run], tmp_path: Path) -> None:
-    rows = tried(runs, tmp_path, ("serial", 1.0, 1 / 3), ("sync", 0.5, 1 / 3))
+    rows = make_rows(runs, tmp_path, ("serial", 1.0, 1 / 3), ("sync", 0.5, 1 / 3))
     assert best(rows) is None
     assert verdict(rows) == ("Nothing learned: accuracy is that of guessing (33.3 %).",)
     assert target_of(rows, None) is None
@@ -274,7 +274,7 @@ def test_who_guesses_is_not_praised(runs: list[Run], tmp_path: Path) -> None:
     assert not any(
         mark == "best" for block in page.blocks() if isinstance(block, Table) for mark in block.marks
     )
-    rows = tried(runs, tmp_path, ("serial", 1.0, 1 / 3), ("sync", 0.5, 0.3), ("gossip", 2.0, 0.9))
+    rows = make_rows(runs, tmp_path, ("serial", 1.0, 1 / 3), ("sync", 0.5, 0.3), ("gossip", 2.0, 0.9))
     fastest = best(rows)
     assert fastest is not None
     assert fastest.strategy == "gossip"

@@ -17,7 +17,7 @@ from paceline.report.document import Document, Table, Text
 from paceline.report.html import html_page
 from paceline.report.writing import markdown_page
 from paceline.study.folder import Context, context_of
-from tests.report.conftest import altered, on_two_ranks, rewrite, table
+from tests.report.conftest import copy_run, on_two_ranks, rewrite, table
 from tests.simulate.costs import PROCESSOR
 
 ROOT = Path(__file__).parents[2]
@@ -147,7 +147,7 @@ def test_who_was_first(runs: list[Run], tmp_path: Path) -> None:
     paths = {"serial": [0.5, 0.9], "sync": [0.91, 0.92], "psgd": [None, 0.95], "hogwild": [0.2, 0.3]}
     for strategy, accuracies in paths.items():
         ranks = 1 if strategy == "serial" else 2
-        run = altered(runs[0], tmp_path, strategy=strategy, threads=1, ranks=ranks, cores=4)
+        run = copy_run(runs[0], tmp_path, strategy=strategy, threads=1, ranks=ranks, cores=4)
         lines = [
             {"epoch": e, "step": 0, "loss": 1.0, "validation_loss": 1.0, "validation_accuracy": a, "train_seconds": 2.0 + e}
             for e, a in enumerate(accuracies)
@@ -196,7 +196,7 @@ def test_two_machines(matrix: Path, tmp_path: Path) -> None:
 
 def test_the_environment_is_said_once(runs: list[Run], tmp_path: Path) -> None:
     library = "Open MPI v5.0.11, package: Open MPI user@host Distribution, ident: 5.0.11"
-    page = document_of([runs[0], altered(runs[0], tmp_path, mpi=library, strategy="sync")])
+    page = document_of([runs[0], copy_run(runs[0], tmp_path, mpi=library, strategy="sync")])
     shown = table(page, "environment")
     assert len(shown.columns) == 2
     assert dict(shown.rows)["MPI"] == "Open MPI v5.0.11"  # type: ignore[arg-type]
@@ -291,7 +291,7 @@ def test_each_study_has_its_own_target(runs: list[Run], tmp_path: Path) -> None:
             shutil.rmtree(tmp_path / name, ignore_errors=True)
             (tmp_path / name).mkdir()
             for strategy in ("serial", "sync"):
-                altered(runs[0], tmp_path / name, strategy=strategy, batch=batch, threads=1)
+                copy_run(runs[0], tmp_path / name, strategy=strategy, batch=batch, threads=1)
             study = {"title": name, "question": f"{name}?", "target_accuracy": target}
             (tmp_path / name / "study.json").write_text(json.dumps(study))
         places = [tmp_path / name for name, *_ in told]

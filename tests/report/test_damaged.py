@@ -21,11 +21,11 @@ from tests.report.conftest import rewrite
 Harm = Callable[[Path], object]
 
 
-def edited(name: str, **values: object) -> Harm:
+def edit(name: str, **values: object) -> Harm:
     return lambda folder: rewrite(folder / name, **values)
 
 
-def inside(name: str, *keys: str, value: object) -> Harm:
+def edit_inside(name: str, *keys: str, value: object) -> Harm:
     """Another value inside an object of a JSON file."""
 
     def harm(folder: Path) -> None:
@@ -52,11 +52,11 @@ def cut(name: str) -> Harm:
     return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:60])
 
 
-def filled(name: str, text: str) -> Harm:
+def fill(name: str, text: str) -> Harm:
     return lambda folder: (folder / name).write_text(text)
 
 
-def flipped(name: str, place: float, bit: int = 1) -> Harm:
+def flip_bit(name: str, place: float, bit: int = 1) -> Harm:
     """Flip a bit, at this fraction of the file's length."""
 
     def harm(folder: Path) -> None:
@@ -88,7 +88,7 @@ def column(name: str, **changes: Callable[[np.ndarray], np.ndarray]) -> Harm:
     return harm
 
 
-def replaced(name: str, make: Callable[[Path], object]) -> Harm:
+def put_instead(name: str, make: Callable[[Path], object]) -> Harm:
     def harm(folder: Path) -> None:
         (folder / name).unlink()
         make(folder / name)
@@ -98,14 +98,14 @@ def replaced(name: str, make: Callable[[Path], object]) -> Harm:
 
 HARMS: dict[str, tuple[Harm, str]] = {
     "no steps": (lambda folder: (folder / "steps.npz").unlink(), "has no steps.npz"),
-    "steps of others": (filled("steps.npz", "x" * 50), "steps.npz cannot be read: "),
+    "steps of others": (fill("steps.npz", "x" * 50), "steps.npz cannot be read: "),
     "steps cut off": (cut("steps.npz"), "steps.npz cannot be read: "),
     "steps without columns": (
         lambda folder: shutil.copy(folder / "model.npz", folder / "steps.npz"),
         "steps.npz cannot be read: it has no column 'rank'",
     ),
-    "a flipped bit": (flipped("steps.npz", 0.4), "steps.npz cannot be read: "),
-    "another flipped bit": (flipped("steps.npz", 0.1, 64), "steps.npz cannot be read: "),
+    "a flipped bit": (flip_bit("steps.npz", 0.4), "steps.npz cannot be read: "),
+    "another flipped bit": (flip_bit("steps.npz", 0.1, 64), "steps.npz cannot be read: "),
     "version of zip": (zip_version("steps.npz", 108), "steps.npz cannot be read: zip file version 10.8"),
     "long columns": (column("steps", loss=lambda loss: loss[1:]), "its columns are not equally long"),
     "a square column": (column("steps", loss=lambda loss: loss.reshape(2, -1)), "loss has 2 dimensions"),
@@ -115,61 +115,61 @@ HARMS: dict[str, tuple[Harm, str]] = {
     "large steps": (column("steps", step=lambda s: s + np.uint64(2**63)), "step has impossible values"),
     "epochs cut off": (cut("epochs.jsonl"), "epochs.jsonl"),
     "no epochs": (lambda folder: (folder / "epochs.jsonl").unlink(), "has no epochs.jsonl"),
-    "epochs of others": (filled("epochs.jsonl", "[1]\n"), "epochs.jsonl is damaged: [1] is not an object"),
-    "epoch without time": (filled("epochs.jsonl", '{"epoch": 0}\n'), "train_seconds is missing"),
+    "epochs of others": (fill("epochs.jsonl", "[1]\n"), "epochs.jsonl is damaged: [1] is not an object"),
+    "epoch without time": (fill("epochs.jsonl", '{"epoch": 0}\n'), "train_seconds is missing"),
     "epochs in no order": (
-        filled("epochs.jsonl", '{"epoch": 1, "train_seconds": 1}\n' * 2), "is damaged: epoch 1 follows 1",
+        fill("epochs.jsonl", '{"epoch": 1, "train_seconds": 1}\n' * 2), "is damaged: epoch 1 follows 1",
     ),
-    "no time": (edited("summary.json", train_seconds=0), "train_seconds is 0"),
-    "less than no time": (edited("summary.json", train_seconds=-5.0), "train_seconds is -5.0"),
-    "time in words": (edited("summary.json", train_seconds="1.5"), "train_seconds is '1.5'"),
-    "time that is none": (edited("summary.json", train_seconds=float("nan")), "the number NaN is not finite"),
-    "endless time": (filled("summary.json", '{"train_seconds": 1e999}'), "the number 1e999 is not finite"),
-    "too many digits": (filled("summary.json", f'{{"steps": {"9" * 5000}}}'), "a number of 5000 digits"),
-    "a long time": (edited("summary.json", train_seconds=10**60), "train_seconds is 1000"),
-    "seconds": (edited("summary.json", seconds={}), "seconds is {}"),
-    "seconds in words": (inside("summary.json", "seconds", "evaluation", value="1"), "seconds is {"),
-    "seconds of ranks": (edited("summary.json", seconds_by_rank=[{}] * 5), "the seconds of 5 ranks"),
-    "accuracy": (edited("summary.json", test_accuracy=93.0), "test_accuracy is 93.0"),
+    "no time": (edit("summary.json", train_seconds=0), "train_seconds is 0"),
+    "less than no time": (edit("summary.json", train_seconds=-5.0), "train_seconds is -5.0"),
+    "time in words": (edit("summary.json", train_seconds="1.5"), "train_seconds is '1.5'"),
+    "time that is none": (edit("summary.json", train_seconds=float("nan")), "the number NaN is not finite"),
+    "endless time": (fill("summary.json", '{"train_seconds": 1e999}'), "the number 1e999 is not finite"),
+    "too many digits": (fill("summary.json", f'{{"steps": {"9" * 5000}}}'), "a number of 5000 digits"),
+    "a long time": (edit("summary.json", train_seconds=10**60), "train_seconds is 1000"),
+    "seconds": (edit("summary.json", seconds={}), "seconds is {}"),
+    "seconds in words": (edit_inside("summary.json", "seconds", "evaluation", value="1"), "seconds is {"),
+    "seconds of ranks": (edit("summary.json", seconds_by_rank=[{}] * 5), "the seconds of 5 ranks"),
+    "accuracy": (edit("summary.json", test_accuracy=93.0), "test_accuracy is 93.0"),
     "no accuracy": (without("summary.json", "test_accuracy"), "test_accuracy is missing"),
-    "findings": (edited("summary.json", findings=[1]), "findings is [1]"),
-    "staleness": (inside("summary.json", "findings", "staleness", value=3), "findings.staleness is 3"),
+    "findings": (edit("summary.json", findings=[1]), "findings is [1]"),
+    "staleness": (edit_inside("summary.json", "findings", "staleness", value=3), "findings.staleness is 3"),
     "histogram": (
-        inside("summary.json", "findings", "staleness", value={"histogram": {"a": 1}}),
+        edit_inside("summary.json", "findings", "staleness", value={"histogram": {"a": 1}}),
         "findings.staleness.histogram is {'a': 1}",
     ),
-    "no ranks": (edited("config.json", ranks=0), "ranks is 0"),
-    "ranks in words": (edited("config.json", ranks="2"), "ranks is '2'"),
-    "ranks without end": (edited("config.json", ranks=10**15), "ranks is 1000000000000000"),
-    "epochs": (edited("config.json", epochs=-1), "epochs is -1"),
-    "a type": (edited("config.json", dtype="float3"), "unknown dtype 'float3'; choose one of float32, float64"),
+    "no ranks": (edit("config.json", ranks=0), "ranks is 0"),
+    "ranks in words": (edit("config.json", ranks="2"), "ranks is '2'"),
+    "ranks without end": (edit("config.json", ranks=10**15), "ranks is 1000000000000000"),
+    "epochs": (edit("config.json", epochs=-1), "epochs is -1"),
+    "a type": (edit("config.json", dtype="float3"), "unknown dtype 'float3'; choose one of float32, float64"),
     "no model": (without("config.json", "model"), "config.json is not a paceline run's: it has no model"),
-    "code": (edited("config.json", code={"model": 1}), "code is {'model': 1}"),
-    "classes": (edited("config.json", class_names=["a"]), "it has 3 classes and 1 class_names"),
-    "format": (edited("config.json", format=99), "has format 99; this version of paceline reads formats up to 1"),
-    "keys twice": (filled("config.json", '{"ranks": 1, "ranks": 2}'), "the key 'ranks' appears twice"),
-    "deep": (filled("config.json", "[" * 200_000), "config.json is not JSON: it is nested more than 100 deep"),
-    "cores": (edited("environment.json", cores=None), "cores is None"),
-    "nodes": (edited("environment.json", nodes={"ranks": [0, 1], "cores": [4]}), "nodes is {"),
+    "code": (edit("config.json", code={"model": 1}), "code is {'model': 1}"),
+    "classes": (edit("config.json", class_names=["a"]), "it has 3 classes and 1 class_names"),
+    "format": (edit("config.json", format=99), "has format 99; this version of paceline reads formats up to 1"),
+    "keys twice": (fill("config.json", '{"ranks": 1, "ranks": 2}'), "the key 'ranks' appears twice"),
+    "deep": (fill("config.json", "[" * 200_000), "config.json is not JSON: it is nested more than 100 deep"),
+    "cores": (edit("environment.json", cores=None), "cores is None"),
+    "nodes": (edit("environment.json", nodes={"ranks": [0, 1], "cores": [4]}), "nodes is {"),
     "too many nodes": (
-        edited("environment.json", nodes={"ranks": [0, 0], "cores": [4]}), "it has the nodes of 2 ranks; the run has 1",
+        edit("environment.json", nodes={"ranks": [0, 0], "cores": [4]}), "it has the nodes of 2 ranks; the run has 1",
     ),
-    "packages": (edited("environment.json", packages={"numpy": 2}), "packages is {'numpy': 2}"),
-    "simulated": (edited("config.json", simulated={}), "simulated.network is missing"),
+    "packages": (edit("environment.json", packages={"numpy": 2}), "packages is {'numpy': 2}"),
+    "simulated": (edit("config.json", simulated={}), "simulated.network is missing"),
     "costs": (
-        edited("config.json", simulated={"network": "10gbe", "costs": {"cores": 1, "work": {"gradient": {"1": [[1]]}}}}),
+        edit("config.json", simulated={"network": "10gbe", "costs": {"cores": 1, "work": {"gradient": {"1": [[1]]}}}}),
         "simulated.costs.work is {",
     ),
     "bytes": (lambda folder: (folder / "config.json").write_bytes(b"\xff\xfe"), "config.json: it is not text in UTF-8"),
-    "pipe": (replaced("config.json", os.mkfifo), "config.json: it is a named pipe"),
-    "another pipe": (replaced("steps.npz", os.mkfifo), "steps.npz: it is a named pipe"),
-    "device": (replaced("summary.json", lambda path: path.symlink_to("/dev/null")), "it is a device"),
-    "folder": (replaced("environment.json", Path.mkdir), "environment.json: it is a folder"),
-    "loop": (replaced("epochs.jsonl", lambda path: path.symlink_to(path.name)), "too many levels of symbolic links"),
+    "pipe": (put_instead("config.json", os.mkfifo), "config.json: it is a named pipe"),
+    "another pipe": (put_instead("steps.npz", os.mkfifo), "steps.npz: it is a named pipe"),
+    "device": (put_instead("summary.json", lambda path: path.symlink_to("/dev/null")), "it is a device"),
+    "folder": (put_instead("environment.json", Path.mkdir), "environment.json: it is a folder"),
+    "loop": (put_instead("epochs.jsonl", lambda path: path.symlink_to(path.name)), "too many levels of symbolic links"),
 }  # fmt: skip
 
 
-def left_out(folder: Path, caplog: pytest.LogCaptureFixture) -> tuple[list[Run], str]:
+def find_with_warning(folder: Path, caplog: pytest.LogCaptureFixture) -> tuple[list[Run], str]:
     with caplog.at_level(logging.WARNING):
         found = find_runs([folder])
     (record,) = caplog.records
@@ -184,7 +184,7 @@ def test_what_is_damaged_is_left_out(
     for run in runs[:2]:
         shutil.copytree(run.folder, tmp_path / run.folder.name)
     harm(tmp_path / runs[0].folder.name)
-    found, told = left_out(tmp_path, caplog)
+    found, told = find_with_warning(tmp_path, caplog)
     assert [run.folder.name for run in found] == [runs[1].folder.name]
     assert told.startswith("left out: ")
     assert runs[0].folder.name in told
@@ -199,7 +199,7 @@ def test_what_masters_wrote_is_looked_at(
     path = next(matrix.glob("*parameter-server*"))
     shutil.copytree(path, tmp_path / path.name)
     cut("updates.npz")(tmp_path / path.name)
-    found, told = left_out(tmp_path, caplog)
+    found, told = find_with_warning(tmp_path, caplog)
     assert found == []
     assert "updates.npz cannot be read: " in told
 
@@ -248,9 +248,9 @@ def test_a_damaged_model_is_refused(
     folder = tmp_path / "run"
     shutil.copytree(runs[0].folder, folder)
     for harm in (
-        flipped("model.npz", 0.5),
+        flip_bit("model.npz", 0.5),
         column("model", x=lambda x: x[1:]),
-        replaced("model.npz", os.mkfifo),
+        put_instead("model.npz", os.mkfifo),
     ):
         harm(folder)
         assert main(["predict", str(folder)]) == 2

@@ -15,7 +15,7 @@ from paceline.record.environment import layout
 from paceline.report.document import Section, Table, Text
 from paceline.report.scaling import fits_of, scaling
 from paceline.report.series import series_of
-from tests.report.conftest import altered, rewrite
+from tests.report.conftest import copy_run, rewrite
 
 RANKS = [2, 4, 8, 16]
 
@@ -43,12 +43,12 @@ def test_the_nearest_is_found() -> None:
             assert found.residual == pytest.approx(missed.min(), abs=1e-6)
 
 
-def scaled(
+def make_runs(
     runs: list[Run], folder: Path, strategy: str, seconds: dict[int, float], **more: object
 ) -> list[Run]:
-    """Runs with these times, on a machine of 16 cores; all computed 1,200 samples."""
+    """Make runs with these times, on a machine of 16 cores; all computed 1,200 samples."""
     return [
-        altered(runs[0], folder, strategy="serial" if ranks == 1 else strategy, ranks=ranks, train_seconds=took, threads=1,
+        copy_run(runs[0], folder, strategy="serial" if ranks == 1 else strategy, ranks=ranks, train_seconds=took, threads=1,
                 samples_per_second=1200 / took, cores=16, **more)
         for ranks, took in seconds.items()
     ]  # fmt: skip
@@ -62,7 +62,7 @@ def blocks(section: Section | None) -> tuple[Lines, Table]:
 
 def test_strong_scaling_is_amdahls(runs: list[Run], tmp_path: Path) -> None:
     times = {p: 10 * (0.1 + 0.9 / p) for p in (1, 2, 4, 8)}
-    rows = rows_of(scaled(runs, tmp_path, "sync", times))
+    rows = rows_of(make_runs(runs, tmp_path, "sync", times))
     figure, table = blocks(scaling(rows, 1))
     ((name, setting, amdahl, missed, gustafson, missed_more, nearer),) = table.rows
     assert (name, setting, nearer) == ("sync", "Amdahl", "Amdahl")
@@ -90,7 +90,7 @@ def test_work_between_exchanges_that_grows_is_gustafsons(
     runs: list[Run], tmp_path: Path, strategy: str, more: dict[str, object]
 ) -> None:
     times = {p: 10 / (p - 0.2 * (p - 1)) for p in (1, 2, 4, 8)}
-    rows = rows_of(scaled(runs, tmp_path, strategy, times, **more))
+    rows = rows_of(make_runs(runs, tmp_path, strategy, times, **more))
     _, table = blocks(scaling(rows, 1))
     ((_, setting, _, _, gustafson, missed, nearer),) = table.rows
     assert (setting, nearer) == ("Gustafson", "Gustafson")
@@ -106,7 +106,7 @@ def test_batches_that_are_as_many_on_any_ranks_are_amdahls(
 ) -> None:
     """Whole batches on each rank, but the same number of them in all, and nothing that all come to with more of them."""
     times = {p: 10 * (0.1 + 0.9 / p) for p in (1, 2, 4, 8)}
-    _, table = blocks(scaling(rows_of(scaled(runs, tmp_path, strategy, times, **more)), 1))
+    _, table = blocks(scaling(rows_of(make_runs(runs, tmp_path, strategy, times, **more)), 1))
     assert table.rows[0][1] == "Amdahl"
 
 
@@ -116,7 +116,7 @@ def test_where_both_laws_miss_by_the_same_neither_is_nearer(
 ) -> None:
     """Faster than ideal, both say S = p; as fast as one process, both S = 1."""
     times = dict(zip((1, 2, 4, 8), seconds, strict=True))
-    _, table = blocks(scaling(rows_of(scaled(runs, tmp_path, "psgd", times)), 1))
+    _, table = blocks(scaling(rows_of(make_runs(runs, tmp_path, "psgd", times)), 1))
     ((*_, missed, _, missed_too, nearer),) = table.rows
     assert missed == pytest.approx(missed_too, abs=1e-7)
     assert nearer == "neither"
@@ -124,7 +124,7 @@ def test_where_both_laws_miss_by_the_same_neither_is_nearer(
 
 def test_what_is_oversubscribed_is_drawn_hollow_and_not_fitted(runs: list[Run], tmp_path: Path) -> None:
     times = {p: 10 * (0.1 + 0.9 / p) for p in (1, 2, 4)} | {32: 50.0}
-    rows = rows_of(scaled(runs, tmp_path, "sync", times))
+    rows = rows_of(make_runs(runs, tmp_path, "sync", times))
     figure, table = blocks(scaling(rows, 1))
     assert table.rows[0][2] == pytest.approx(0.1)
     curve = next(curve for curve in figure.curves if curve.label == "sync")
@@ -145,7 +145,7 @@ def test_what_is_oversubscribed_is_drawn_hollow_and_not_fitted(runs: list[Run], 
 def test_too_few_points_are_not_fitted(
     runs: list[Run], tmp_path: Path, times: dict[int, float], why: str
 ) -> None:
-    rows = rows_of(scaled(runs, tmp_path, "sync", times))
+    rows = rows_of(make_runs(runs, tmp_path, "sync", times))
     section = scaling(rows, 1)
     assert section is not None
     note = section.blocks[-1]
@@ -157,8 +157,8 @@ def test_too_few_points_are_not_fitted(
 def test_what_diverged_is_a_gap(runs: list[Run], tmp_path: Path) -> None:
     times = {p: 10 * (0.1 + 0.9 / p) for p in (1, 2, 4)}
     rows = rows_of([
-        *scaled(runs, tmp_path, "sync", times),
-        *scaled(runs, tmp_path, "sync", {8: 0.1}, diverged="the loss has run away"),
+        *make_runs(runs, tmp_path, "sync", times),
+        *make_runs(runs, tmp_path, "sync", {8: 0.1}, diverged="the loss has run away"),
     ])  # fmt: skip
     figure, _ = blocks(scaling(rows, 1))
     curve = next(curve for curve in figure.curves if curve.label == "sync")
@@ -186,8 +186,8 @@ def test_why_nothing_is_fitted_where_runs_diverged(
 ) -> None:
     """That there is no serial run is said where there is none."""
     rows = rows_of([
-        *scaled(runs, tmp_path, "sync", {p: 10 / p for p in whole}),
-        *scaled(runs, tmp_path, "sync", {p: 1 / p for p in stopped}, diverged="the loss has run away"),
+        *make_runs(runs, tmp_path, "sync", {p: 10 / p for p in whole}),
+        *make_runs(runs, tmp_path, "sync", {p: 1 / p for p in stopped}, diverged="the loss has run away"),
     ])  # fmt: skip
     section = scaling(rows, 1)
     assert section is not None
@@ -199,11 +199,11 @@ def test_why_nothing_is_fitted_where_runs_diverged(
 
 
 def test_one_number_of_ranks_is_no_scaling(runs: list[Run], tmp_path: Path) -> None:
-    assert scaling(rows_of(scaled(runs, tmp_path, "sync", {1: 10.0, 2: 6.0})), 1) is None
+    assert scaling(rows_of(make_runs(runs, tmp_path, "sync", {1: 10.0, 2: 6.0})), 1) is None
 
 
 def test_ranks_on_several_nodes_have_the_cores_of_all(runs: list[Run], tmp_path: Path) -> None:
-    made = scaled(runs, tmp_path, "sync", {1: 10.0, 2: 6.0, 32: 2.0})
+    made = make_runs(runs, tmp_path, "sync", {1: 10.0, 2: 6.0, 32: 2.0})
     for of_ranks, cores, crowded in (
         ([0] * 32, [16], True),
         ([0] * 16 + [1] * 16, [16, 16], False),
@@ -219,7 +219,7 @@ def test_ranks_on_several_nodes_have_the_cores_of_all(runs: list[Run], tmp_path:
 
 def test_simulated_ranks_that_share_cores_are_not_fitted(runs: list[Run], tmp_path: Path) -> None:
     times = {p: 10 * (0.1 + 0.9 / p) for p in (1, 2, 4)} | {32: 50.0}
-    made = scaled(runs, tmp_path, "sync", times)
+    made = make_runs(runs, tmp_path, "sync", times)
     for told, crowded in (
         (
             {"network": "loopback"},
@@ -252,7 +252,7 @@ def test_records_of_simulated_ranks_tell_what_a_node_is(matrix: Path) -> None:
 def test_speedups_have_logarithmic_axes_with_the_ideal_as_a_straight_line(
     runs: list[Run], tmp_path: Path
 ) -> None:
-    rows = rows_of(scaled(runs, tmp_path, "sync", {1: 10.0, 2: 80.0, 4: 60.0}))
+    rows = rows_of(make_runs(runs, tmp_path, "sync", {1: 10.0, 2: 80.0, 4: 60.0}))
     figure = next(b for b in scaling(rows, 1).blocks if isinstance(b, Lines) and b.name == "speedup-1")  # type: ignore[union-attr]
     assert all((axis.log, axis.base) == (True, 2) for axis in (figure.x, figure.y))
     (ideal,) = (curve for curve in figure.curves if curve.origin == "ideal")

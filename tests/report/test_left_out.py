@@ -17,12 +17,12 @@ from paceline.report import document_of
 from paceline.report.document import Document, Text
 from paceline.report.pdf import Pages
 from paceline.study.folder import Context, Failed
-from tests.report.conftest import altered, rewrite, table
+from tests.report.conftest import copy_run, rewrite, table
 
 LATE = "it exceeded the study's timeout of 2 s"
 
 
-def failed(run: Run, **changes: Any) -> Failed:
+def make_failed(run: Run, **changes: Any) -> Failed:
     settings = {**run.config, "lr": None, "asked": {"on": "mpi", "lr": None}, **changes}
     return Failed(settings=settings, why=LATE, status=None, file=Path())
 
@@ -35,7 +35,7 @@ def said(page: Document) -> list[str]:
 
 
 def test_a_failed_cell_is_told_by_what_it_differs_in(runs: list[Run]) -> None:
-    cells = (failed(runs[0], epochs=5000), failed(runs[0], epochs=5000, strategy="sync", ranks=2))
+    cells = (make_failed(runs[0], epochs=5000), make_failed(runs[0], epochs=5000, strategy="sync", ranks=2))
     page = document_of(runs[:1], context=Context(failed=cells))
     assert said(page)[-1] == (
         f"2 cells failed: serial, 1 rank, epochs 5000: {LATE}; sync, 2 ranks, epochs 5000: {LATE}."
@@ -46,7 +46,7 @@ def test_a_failed_cell_is_told_by_what_it_differs_in(runs: list[Run]) -> None:
 
 
 def test_a_reason_of_many_failed_cells_is_said_once(runs: list[Run]) -> None:
-    cells = tuple(failed(runs[0], epochs=epochs) for epochs in range(5000, 5005))
+    cells = tuple(make_failed(runs[0], epochs=epochs) for epochs in range(5000, 5005))
     assert said(document_of(runs[:1], context=Context(failed=cells)))[-1] == (
         f"5 cells failed: all for the same reason, {LATE}."
     )
@@ -55,7 +55,7 @@ def test_a_reason_of_many_failed_cells_is_said_once(runs: list[Run]) -> None:
 
 
 def test_in_its_problem_a_seed_tells_it(runs: list[Run]) -> None:
-    cell = failed(runs[2], strategy="sync", ranks=4, threads=2)
+    cell = make_failed(runs[2], strategy="sync", ranks=4, threads=2)
     page = document_of(runs[:2], context=Context(failed=(cell,)))
     words = f"sync, 4 ranks, seed 2: {LATE}"
     assert f"1 cell failed: {words}." in said(page)
@@ -64,7 +64,9 @@ def test_in_its_problem_a_seed_tells_it(runs: list[Run]) -> None:
 
 
 def test_what_was_simulated_is_told(runs: list[Run]) -> None:
-    cells = [failed(runs[0], strategy="sync", ranks=4, simulated={"network": n}) for n in ("1gbe", "10gbe")]
+    cells = [
+        make_failed(runs[0], strategy="sync", ranks=4, simulated={"network": n}) for n in ("1gbe", "10gbe")
+    ]
     page = document_of(runs[:1], context=Context(failed=tuple(cells)))
     (line,) = [line for line in said(page) if "failed" in line]
     assert "sync, 4 ranks (simulated: 1gbe): " in line
@@ -116,7 +118,7 @@ def test_every_page_says_what_was_left_out(
 
 def test_many_are_folded(folder: Path, runs: list[Run], tmp_path: Path) -> None:
     for _ in range(5):
-        copy = altered(runs[2], folder)
+        copy = copy_run(runs[2], folder)
         (copy.folder / "steps.npz").unlink()
     text = report(folder, tmp_path / "a.md")
     assert "<details><summary>Left out of this report because damaged: 7</summary>\n\n" in text
@@ -130,5 +132,5 @@ def test_nothing_is_said_where_nothing_was_left_out(runs: list[Run], tmp_path: P
 
 
 def test_where_no_run_is_left(runs: list[Run]) -> None:
-    page = document_of([], context=Context(failed=(failed(runs[0]),), left_out=("a is damaged",)))
+    page = document_of([], context=Context(failed=(make_failed(runs[0]),), left_out=("a is damaged",)))
     assert [section.title for section in page.sections] == ["Cells that failed", "Left out"]

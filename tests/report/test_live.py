@@ -33,13 +33,13 @@ from tests.browser import Browser
 SMALL: dict[str, Any] = {"strategy": "serial", "epochs": 2, "batch": 10, "quiet": True}
 
 
-def trained(runs: Path, name: str = "", **settings: Any) -> Path:
+def train_run(runs: Path, name: str = "", **settings: Any) -> Path:
     fitted = fit(data="iris", runs=runs, **{"model": "mlp:8"} | SMALL | settings)
     assert fitted.run is not None
     return fitted.run.rename(runs / name) if name else fitted.run
 
 
-def unfinished(folder: Path, *, process: int, waits: tuple[float, ...] = (0.0, 0.5)) -> None:
+def make_unfinished(folder: Path, *, process: int, waits: tuple[float, ...] = (0.0, 0.5)) -> None:
     """Turn a complete run into one that this or another process is still writing, half a line at a time."""
     (folder / "summary.json").unlink()
     (folder / "running").write_text(f"process {process} on {os.uname().nodename} since today\n")
@@ -60,9 +60,9 @@ def gone() -> int:
 
 
 def test_a_run_that_goes_on(tmp_path: Path) -> None:
-    unfinished(trained(tmp_path, "a"), process=os.getpid())
-    unfinished(trained(tmp_path, "b"), process=gone())
-    trained(tmp_path, "c")
+    make_unfinished(train_run(tmp_path, "a"), process=os.getpid())
+    make_unfinished(train_run(tmp_path, "b"), process=gone())
+    train_run(tmp_path, "c")
     state = state_of([tmp_path])
     assert [(run.name, run.state) for run in state.runs] == [
         ("a", "running"),
@@ -81,8 +81,8 @@ def test_a_run_that_goes_on(tmp_path: Path) -> None:
 
 
 def test_waiting_in_an_exchange_that_all_ranks_take_part_in(tmp_path: Path) -> None:
-    folder = trained(tmp_path, "a", strategy="sync", ranks=1)
-    unfinished(folder, process=os.getpid(), waits=(0.0, 0.0))
+    folder = train_run(tmp_path, "a", strategy="sync", ranks=1)
+    make_unfinished(folder, process=os.getpid(), waits=(0.0, 0.0))
     exchange, step = STEP_COLUMNS.index("exchange"), STEP_COLUMNS.index("step")
     for rank, (steps, spent) in enumerate((([0, 1, 2], [1.0, 1.0, 9.0]), ([0, 1], [3.0, 1.0]))):
         rows = np.zeros((len(steps), len(STEP_COLUMNS)))
@@ -93,8 +93,8 @@ def test_waiting_in_an_exchange_that_all_ranks_take_part_in(tmp_path: Path) -> N
 
 
 def test_what_is_damaged_is_not_there_yet(tmp_path: Path) -> None:
-    folder = trained(tmp_path, "a")
-    unfinished(folder, process=os.getpid())
+    folder = train_run(tmp_path, "a")
+    make_unfinished(folder, process=os.getpid())
     for file, content in (("epochs.jsonl", b"\xff\xfe\n[1]\n"), ("steps/rank-1.rows", b"12")):
         (folder / file).write_bytes(content)
     [run] = state_of([tmp_path]).runs
@@ -105,8 +105,8 @@ def test_what_is_damaged_is_not_there_yet(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(60)
 def test_a_pipe_instead_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
-    folder = trained(tmp_path, "a")
-    unfinished(folder, process=os.getpid())
+    folder = train_run(tmp_path, "a")
+    make_unfinished(folder, process=os.getpid())
     for file in ("epochs.jsonl", "steps/rank-1.rows"):
         (folder / file).unlink()
         os.mkfifo(folder / file)
@@ -122,7 +122,7 @@ def test_a_run_can_be_watched_while_it_trains(tmp_path: Path, monkeypatch: pytes
         seen.extend(state_of([tmp_path]).runs)
         return 0.0
 
-    trained(tmp_path, epochs=3, metrics={"look": look})
+    train_run(tmp_path, epochs=3, metrics={"look": look})
     assert [(run.state, run.epoch) for run in seen[:3]] == [("running", 0), ("running", 1), ("running", 2)]
     assert seen[0].waiting == {}
     assert seen[2].waiting == {0: 0.0}
@@ -158,13 +158,13 @@ def test_studies_in_a_folder_are_followed_while_they_go_on(tmp_path: Path) -> No
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "study.json").write_text("{}")
-        trained(tmp_path / name, f"of-{name}")
+        train_run(tmp_path / name, f"of-{name}")
     os.utime(tmp_path / "second", (1, 1))
     assert [run.name for run in state_of([tmp_path]).runs] == ["of-first"]  # the latest
     with Folder(tmp_path / "second").lock():
         assert [run.name for run in state_of([tmp_path]).runs] == ["of-second"]
     (tmp_path / "second/.lock").write_text(f"{gone()}\n")
-    trained(tmp_path, "own")
+    train_run(tmp_path, "own")
     assert [run.name for run in state_of([tmp_path]).runs] == ["own"]
     with Folder(tmp_path / "second").lock():  # what goes on comes first
         assert [run.name for run in state_of([tmp_path]).runs] == ["of-second", "own"]
@@ -190,7 +190,7 @@ def test_the_page_follows_the_runs(tmp_path: Path, address: str) -> None:
     assert address.startswith("http://127.0.0.1:")
     assert "no runs yet" in get(address)[0]
     assert "No run is complete yet" in get(f"{address}report.html")[0]
-    trained(tmp_path, "<b>mine")
+    train_run(tmp_path, "<b>mine")
     live, headers = get(f"{address}live")
     assert "&lt;b&gt;mine" in live
     assert "<b>" not in live
@@ -229,12 +229,12 @@ def test_nothing_else_is_served(address: str, path: str, host: str, status: int)
 def test_the_report_rests_while_runs_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
     monkeypatch.setattr(Follower, "_write", lambda self: made.append("") or f"report {len(made)}")
-    trained(tmp_path, "first")
-    unfinished(trained(tmp_path, "going-on"), process=os.getpid())
+    train_run(tmp_path, "first")
+    make_unfinished(train_run(tmp_path, "going-on"), process=os.getpid())
     follower = Follower([tmp_path])
     assert follower.report() == "report 1"
     version, follower._due = follower.version(), math.inf
-    trained(tmp_path, "second")
+    train_run(tmp_path, "second")
     assert (follower.report(), follower.version()) == ("report 1", version)
     shutil.rmtree(tmp_path / "going-on")
     assert follower.version() != version
@@ -250,7 +250,7 @@ def test_a_folder_that_was_removed(tmp_path: Path, address: str) -> None:
 def test_a_page_keeps_the_last_report_when_the_server_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trained(tmp_path, "first")
+    train_run(tmp_path, "first")
     server, address = serve([tmp_path])
     browser = Browser()
     try:
@@ -266,7 +266,7 @@ def test_a_page_keeps_the_last_report_when_the_server_ends(
             raise ConnectionAbortedError  # this request ends without an answer
 
         monkeypatch.setattr(Follower, "_write", end)
-        trained(tmp_path, "second")
+        train_run(tmp_path, "second")
         assert asked.wait(60)
         server.shutdown()
         server.server_close()
@@ -291,11 +291,11 @@ def test_the_command(
     def wait(seconds: float) -> None:
         looks.append(seconds)
         if len(looks) == 1:
-            trained(tmp_path, "late")
+            train_run(tmp_path, "late")
         elif len(looks) == 3:
             raise KeyboardInterrupt
 
-    trained(tmp_path, "early")
+    train_run(tmp_path, "early")
     monkeypatch.setattr(watch, "time", SimpleNamespace(sleep=wait))
     assert main(["watch", str(tmp_path)]) == 0
     page, *lines = capsys.readouterr().out.splitlines()
@@ -311,7 +311,7 @@ def test_ctrl_c_while_the_report_is_drawn(tmp_path: Path, monkeypatch: pytest.Mo
     def leave(status: int) -> None:
         raise SystemExit(status)
 
-    trained(tmp_path, "early")
+    train_run(tmp_path, "early")
     monkeypatch.setattr(watch, "time", SimpleNamespace(sleep=stop))
     monkeypatch.setattr(Follower, "writing", True)
     monkeypatch.setattr(os, "_exit", leave)
@@ -344,7 +344,7 @@ def test_bad_input(
 def test_the_table_of_the_terminal(tmp_path: Path) -> None:
     from rich.console import Console
 
-    unfinished(trained(tmp_path, "[bold]a"), process=os.getpid())
+    make_unfinished(train_run(tmp_path, "[bold]a"), process=os.getpid())
     console = Console(width=200, record=True, file=io.StringIO())
     console.print(watch._table(state_of([tmp_path]), 200))
     text = console.export_text()
@@ -357,14 +357,14 @@ def test_settings_are_shown_where_runs_differ_in_them(tmp_path: Path) -> None:
     run = LiveRun(name="a", state="complete", epoch=1, epochs=1, settings="batch 64, lr 2")
     assert "settings" not in State(runs=(run, replace(run, name="b"))).headings
     assert "settings" in State(runs=(run, replace(run, name="b", settings="batch 64, lr 4"))).headings
-    trained(tmp_path, "a")
+    train_run(tmp_path, "a")
     [found] = state_of([tmp_path]).runs
     assert found.settings == "batch 10, lr 2"
 
 
 def test_runs_of_several_models_are_told_apart(tmp_path: Path) -> None:
     for k, model in enumerate(("mlp:8", "mlp:4")):
-        trained(tmp_path, f"2026010{k}-000000-serial-n1-s0-0123abcd", model=model)
+        train_run(tmp_path, f"2026010{k}-000000-serial-n1-s0-0123abcd", model=model)
     runs = state_of([tmp_path]).runs
     assert [(run.cells()["run"], run.settings.partition(", ")[0]) for run in runs] == [
         ("serial-n1-s0", "mlp:4"),
@@ -422,9 +422,9 @@ def test_each_run_takes_one_line(width: int) -> None:
 
 
 def test_many_ranks_are_shown_by_their_extremes(tmp_path: Path) -> None:
-    unfinished(trained(tmp_path, "a"), process=os.getpid(), waits=(0.1, 0.3, 0.05, 0.2, 0.1))
+    make_unfinished(train_run(tmp_path, "a"), process=os.getpid(), waits=(0.1, 0.3, 0.05, 0.2, 0.1))
     live = Follower([tmp_path]).live()
     assert "5 % (rank 2) to 30 % (rank 1)" in live
     assert "3: 20 %" not in live
-    unfinished(trained(tmp_path, "b"), process=os.getpid(), waits=(0.1, 0.3))
+    make_unfinished(train_run(tmp_path, "b"), process=os.getpid(), waits=(0.1, 0.3))
     assert "0: 10 %, 1: 30 %" in Follower([tmp_path]).live()

@@ -61,7 +61,7 @@ def copy(run: Run, folder: Path, values: list[float], took: float, *, name: str,
     return Run(made)
 
 
-def tried(runs: list[Run], folder: Path, *, name: str = "perplexity", classes: bool = False, own_loop: bool = True,
+def copy_runs(runs: list[Run], folder: Path, *, name: str = "perplexity", classes: bool = False, own_loop: bool = True,
           values: dict[str, list[float]] = LATE) -> list[Run]:  # fmt: skip
     return [
         copy(runs[0], folder, some, TOOK[way], name=name, classes=classes, own_loop=own_loop, strategy=way,
@@ -78,7 +78,7 @@ def said(page: Document) -> str:
 def test_runs_with_only_a_perplexity_are_compared_by_it(
     runs: list[Run], tmp_path: Path, own_loop: bool
 ) -> None:
-    found = tried(runs, tmp_path, own_loop=own_loop)
+    found = copy_runs(runs, tmp_path, own_loop=own_loop)
     where = "validation" if own_loop else "test"
     rows = rows_of(found)
     assert {row.metric for row in rows} == {Metric("perplexity", higher=False)}
@@ -107,7 +107,7 @@ def test_runs_with_only_a_perplexity_are_compared_by_it(
 
 
 def test_a_target_by_a_metric_beats_the_accuracy(runs: list[Run], tmp_path: Path) -> None:
-    found = tried(runs, tmp_path, classes=True, own_loop=False)
+    found = copy_runs(runs, tmp_path, classes=True, own_loop=False)
     assert rows_of(found)[0].metric.name == "accuracy"
     both = table(document_of(found), "results-1")
     assert [column.name for column in both.columns[4:6]] == ["test accuracy", "test perplexity"]
@@ -125,14 +125,14 @@ def test_a_higher_value_may_be_better_or_its_direction_unknown(runs: list[Run], 
     values = {"serial": [0.2, 0.4, 0.6], "sync": [0.2, 0.4, 0.58], "hogwild": [0.1, 0.2, 0.3]}
     for name in ("bleu", "my-own"):
         (tmp_path / name).mkdir()
-        found = tried(runs, tmp_path / name, name=name, values=values)
+        found = copy_runs(runs, tmp_path / name, name=name, values=values)
         text = said(document_of(found, target=f"{name}>=0.39"))
         assert (
             f"the target of {name} 0.39, as asked for: sync, 2 ranks, in 2.00 s; serial took 4.00 s" in text
         )
         lower = said(document_of(found, target=f"{name}<=0.15")) if name == "my-own" else ""
         assert name == "bleu" or "as asked for: hogwild, 2 ranks, in 0.500 s" in lower
-    assert "sync, 2 ranks, in 3.00 s, is 2.00 times" in said(document_of(tried(runs, tmp_path / "bleu", name="bleu",
+    assert "sync, 2 ranks, in 3.00 s, is 2.00 times" in said(document_of(copy_runs(runs, tmp_path / "bleu", name="bleu",
                                                                               values=values)))  # fmt: skip
     with pytest.raises(UsageError, match="unknown whether higher or lower values of my-own are better"):
         document_of(found, target="my-own 3")
@@ -141,14 +141,14 @@ def test_a_higher_value_may_be_better_or_its_direction_unknown(runs: list[Run], 
 
 
 def test_the_diagnosis_looks_at_the_metric(runs: list[Run], tmp_path: Path) -> None:
-    found = {one.strategy: one for one in diagnose(tried(runs, tmp_path))}
+    found = {one.strategy: one for one in diagnose(copy_runs(runs, tmp_path))}
     causes = " ".join(cause.words for cause in found["hogwild"].causes)
     assert "validation perplexity is 30, serial's 10 (one seed)" in causes
     assert "perplexity" not in " ".join(cause.words for cause in found["sync"].causes)
 
 
 def test_regression_has_a_target_by_its_loss(runs: list[Run], tmp_path: Path) -> None:
-    found = tried(runs, tmp_path, name="speed", own_loop=False)
+    found = copy_runs(runs, tmp_path, name="speed", own_loop=False)
     rows = rows_of(found)
     assert rows[0].metric.name == "loss"
     target = target_of(rows, None)
@@ -160,7 +160,7 @@ def test_regression_has_a_target_by_its_loss(runs: list[Run], tmp_path: Path) ->
 
 
 def test_metrics_are_exported(runs: list[Run], tmp_path: Path) -> None:
-    run = tried(runs, tmp_path, own_loop=False)[0]
+    run = copy_runs(runs, tmp_path, own_loop=False)[0]
     values = [(point.name, point.step, point.value) for point in points(run) if "perplexity" in point.name]
     assert values[:3] == [
         ("validation/perplexity", 12 * n, value) for n, value in enumerate(LATE["serial"], 1)

@@ -28,26 +28,12 @@ from paceline.report.pdf import pdf_bytes
 from paceline.report.series import choose_rows
 from paceline.report.writing import csv_text, markdown_page
 from paceline.study.folder import LOCK, Folder, context_of
-from tests.report.conftest import NODES, altered, rewrite, table
+from tests.report.conftest import NODES, Way, copy_run, make_runs, rewrite, table
 
 WHY = "the loss has risen to 7.5, from 2.3 at first in epoch 1"
-Way = tuple[object, ...]
 
 
-def made(runs: list[Run], folder: Path, *ways: Way) -> list[Run]:
-    """Runs of strategy, ranks, seconds, accuracy (from the first epoch on), seed (0) and why it diverged."""
-    found = []
-    for strategy, ranks, took, accuracy, *more in ways:
-        seed, why = (*more, *(0, None)[len(more) :])
-        run = altered(runs[0], folder, strategy=strategy, ranks=ranks, cores=16, threads=1, train_seconds=took,
-                      test_accuracy=accuracy, seed=seed, diverged=why)  # fmt: skip
-        line = {"epoch": 0, "loss": 1.0, "validation_accuracy": accuracy, "train_seconds": took}
-        (run.folder / "epochs.jsonl").write_text(json.dumps(line) + "\n")
-        found.append(Run(run.folder))
-    return found
-
-
-def opening(page: Document) -> Opening:
+def opening_of(page: Document) -> Opening:
     found = page.sections[0].opening
     assert found is not None
     return found
@@ -186,8 +172,8 @@ CASES: dict[str, tuple[list[Way], float | None, str, str]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_the_answer_is_true(runs: list[Run], tmp_path: Path, case: str) -> None:
     ways, target, sentence, sure = CASES[case]
-    page = document_of(made(runs, tmp_path, *ways), target=target)
-    found = opening(page)
+    page = document_of(make_runs(runs, tmp_path, *ways), target=target)
+    found = opening_of(page)
     assert found.sentence == sentence
     assert found.sure.startswith(sure)
     assert bool(sure) or not found.sure
@@ -210,12 +196,12 @@ def test_a_row_that_falls_back_from_the_target_says_so(
     runs: list[Run], tmp_path: Path, last: float, end: str
 ) -> None:
     """A row that ends as well as serial, but clearly below the target that it reached before."""
-    serial, sync = made(runs, tmp_path, SERIAL, ("sync", 2, 2.5, 0.95))
+    serial, sync = make_runs(runs, tmp_path, SERIAL, ("sync", 2, 2.5, 0.95))
     with (sync.folder / "epochs.jsonl").open("a") as file:
         file.write(
             json.dumps({"epoch": 1, "loss": 1.0, "validation_accuracy": last, "train_seconds": 2.6}) + "\n"
         )
-    assert opening(document_of([serial, Run(sync.folder)], target=0.9)).sentence.endswith(end)
+    assert opening_of(document_of([serial, Run(sync.folder)], target=0.9)).sentence.endswith(end)
 
 
 def with_epochs(run: Run, *epochs: tuple[float, float]) -> Run:
@@ -231,9 +217,9 @@ def with_epochs(run: Run, *epochs: tuple[float, float]) -> Run:
 def test_a_gain_that_ranks_cannot_give_names_the_epochs_it_comes_from(
     runs: list[Run], tmp_path: Path
 ) -> None:
-    serial, sync = made(runs, tmp_path, SERIAL, ("sync", 2, 3.2, 0.95))
+    serial, sync = make_runs(runs, tmp_path, SERIAL, ("sync", 2, 3.2, 0.95))
     found = [with_epochs(serial, (2.0, 0.8), (4.0, 0.95)), with_epochs(sync, (1.6, 0.92), (3.2, 0.95))]
-    assert opening(document_of(found, target=0.9)).sentence == (
+    assert opening_of(document_of(found, target=0.9)).sentence == (
         "Use sync, 2 ranks: it reaches 90.00 % first, after 1.6 s, 2.5 times as fast as serial, 1 rank (4 s), in 1 epoch "
         "instead of 2."
     )
@@ -242,16 +228,16 @@ def test_a_gain_that_ranks_cannot_give_names_the_epochs_it_comes_from(
 def test_what_reached_the_target_but_ended_below_is_not_said_to_have_missed_it(
     runs: list[Run], tmp_path: Path
 ) -> None:
-    serial, hogwild = made(runs, tmp_path, SERIAL, ("hogwild", 2, 3.0, 0.7))
+    serial, hogwild = make_runs(runs, tmp_path, SERIAL, ("hogwild", 2, 3.0, 0.7))
     found = [serial, with_epochs(hogwild, (2.0, 0.95), (3.0, 0.7))]
-    assert opening(document_of(found)).sentence == (
+    assert opening_of(document_of(found)).sentence == (
         "Stay with serial, 1 rank: it reaches 94.00 % after 4 s; nothing else learned as much."
     )
 
 
 def test_rows_are_compared_on_the_seeds_that_they_share(runs: list[Run], tmp_path: Path) -> None:
     """As while a study is running: serial has already run with a seed that learns more, sync has not."""
-    found = made(
+    found = make_runs(
         runs, tmp_path, SERIAL, ("serial", 1, 4.0, 0.99, 1), ("sync", 2, 2.5, 0.95), ("gossip", 2, 2.0, 0.93)
     )
     rows = rows_of(found)
@@ -261,34 +247,34 @@ def test_rows_are_compared_on_the_seeds_that_they_share(runs: list[Run], tmp_pat
 
 
 def test_a_serial_row_that_falls_back_is_named(runs: list[Run], tmp_path: Path) -> None:
-    serial, sync = made(runs, tmp_path, SERIAL, ("sync", 2, 5.0, 0.95))
+    serial, sync = make_runs(runs, tmp_path, SERIAL, ("sync", 2, 5.0, 0.95))
     found = [with_epochs(serial, (2.0, 0.95), (4.0, 0.6)), sync]
-    assert opening(document_of(found, target=0.9)).sentence.endswith(
+    assert opening_of(document_of(found, target=0.9)).sentence.endswith(
         "closest is sync, 2 ranks, after 5 s; but serial, 1 rank does not stay there: it ends at 60.00 %."
     )
 
 
 def test_of_threads_that_gain_nothing_fewer_are_used(runs: list[Run], tmp_path: Path) -> None:
-    found = made(
+    found = make_runs(
         runs, tmp_path, *(("serial", 1, took, 0.95, seed) for seed, took in enumerate((4.0, 4.3, 4.0, 4.2)))
     )
     for run in found[2:]:
         rewrite(run.folder / "summary.json", threads=2)
     page = document_of([Run(run.folder) for run in found], target=0.9)
-    assert opening(page).sentence.startswith("Stay with serial, 1 rank: it reaches 90.00 % after 4.15 s; ")
+    assert opening_of(page).sentence.startswith("Stay with serial, 1 rank: it reaches 90.00 % after 4.15 s; ")
 
 
 def test_a_single_row_is_not_called_one_run_each(runs: list[Run], tmp_path: Path) -> None:
-    assert opening(document_of(made(runs, tmp_path, ("sync", 2, 2.5, 0.95)), target=0.9)).sure == ""
+    assert opening_of(document_of(make_runs(runs, tmp_path, ("sync", 2, 2.5, 0.95)), target=0.9)).sure == ""
 
 
 def test_the_answer_names_what_other_programs_slowed_down(runs: list[Run], tmp_path: Path) -> None:
-    serial, sync = made(runs, tmp_path, SERIAL, ("sync", 2, 2.5, 0.95))
+    serial, sync = make_runs(runs, tmp_path, SERIAL, ("sync", 2, 2.5, 0.95))
     [remark] = describe_other_programs(3.0, 4.0)
     rewrite(serial.folder / "summary.json", remarks=[remark])
     page = document_of([Run(serial.folder), sync], target=0.9)
     slowed = "Other programs slowed down serial, 1 rank: measure again without them."
-    assert opening(page).sure.endswith(f"run more seeds. {slowed}")
+    assert opening_of(page).sure.endswith(f"run more seeds. {slowed}")
 
 
 def test_simulated_rows_answer_if_nothing_else_was_compared(matrix: Path) -> None:
@@ -298,19 +284,19 @@ def test_simulated_rows_answer_if_nothing_else_was_compared(matrix: Path) -> Non
     foretold = [run for run in found if run.simulated and run.simulated.get("compute", True)]
     serial = [run for run in found if run.config["strategy"] == "serial" and not run.simulated]
     for some, begin in ((foretold, f"Simulated on {NODES}: "), ([*foretold, *serial], "Simulated: ")):
-        answer = opening(document_of(some))
+        answer = opening_of(document_of(some))
         assert answer.sentence.startswith(tuple(begin + words for words in ("use ", "stay with ", "nothing")))
         assert (f"(simulated: {NODES})" in answer.sentence) == (begin == "Simulated: ")  # said once
     timed = [run for run in found if run.simulated and not run.simulated.get("compute", True)]
-    assert opening(document_of(timed)).sentence.startswith(
+    assert opening_of(document_of(timed)).sentence.startswith(
         "Simulated on 1gbe, time only: sync, 4 ranks takes the"
     )
-    assert not opening(document_of(found)).sentence.startswith("Simulated")
+    assert not opening_of(document_of(found)).sentence.startswith("Simulated")
 
 
 def test_lower_values_of_another_metric_are_better(runs: list[Run], tmp_path: Path) -> None:
     found = [
-        altered(
+        copy_run(
             run,
             tmp_path,
             test_metrics={"perplexity": value},
@@ -319,7 +305,9 @@ def test_lower_values_of_another_metric_are_better(runs: list[Run], tmp_path: Pa
             test_loss=None,
             class_names=[],
         )
-        for run, value in zip(made(runs, tmp_path, SERIAL, ("sync", 2, 2.5, 0.95)), (11.0, 10.0), strict=True)
+        for run, value in zip(
+            make_runs(runs, tmp_path, SERIAL, ("sync", 2, 2.5, 0.95)), (11.0, 10.0), strict=True
+        )
     ]
     for run, value in zip(found, (11.0, 10.0), strict=True):
         line = json.loads((run.folder / "epochs.jsonl").read_text())
@@ -327,7 +315,7 @@ def test_lower_values_of_another_metric_are_better(runs: list[Run], tmp_path: Pa
             json.dumps({**line, "metrics": {"perplexity": value}}) + "\n"
         )
     page = document_of([Run(run.folder) for run in found], target="perplexity<=12")
-    answer = opening(page)
+    answer = opening_of(page)
     assert answer.sentence == (
         "Use sync, 2 ranks: it reaches perplexity 12 first, after 2.5 s, 1.6 times as fast as serial, 1 rank (4 s)."
     )
@@ -336,7 +324,7 @@ def test_lower_values_of_another_metric_are_better(runs: list[Run], tmp_path: Pa
     assert figure.descending
     assert [figure.points[k].label for k in figure.front] == ["sync, 2 ranks"]
     assert pdf_bytes(page).startswith(b"%PDF")
-    unreached = opening(document_of([Run(run.folder) for run in found], target="perplexity<=9"))
+    unreached = opening_of(document_of([Run(run.folder) for run in found], target="perplexity<=9"))
     assert (
         unreached.sentence
         == "Nothing reached the target of perplexity 9; closest was sync, 2 ranks, at 10 after its best epoch."
@@ -349,7 +337,7 @@ def test_lower_values_of_another_metric_are_better(runs: list[Run], tmp_path: Pa
 def test_the_command_is_one_that_train_takes(runs: list[Run], matrix: Path, tmp_path: Path) -> None:
     from paceline.record import find_runs
 
-    odd = altered(
+    odd = copy_run(
         runs[0], tmp_path, data="my file's data.csv", ranks=3, strategy="sync:allreduce=ring", seed=2
     )
     for run in (odd, *find_runs([matrix])):
@@ -366,7 +354,7 @@ def test_the_command_is_one_that_train_takes(runs: list[Run], matrix: Path, tmp_
 
 
 def test_objects_of_python_have_no_command_and_programs_are_run(runs: list[Run], tmp_path: Path) -> None:
-    run = altered(runs[0], tmp_path, ranks=2, strategy="gossip", objects=["data", "model"])
+    run = copy_run(runs[0], tmp_path, ranks=2, strategy="gossip", objects=["data", "model"])
     assert command_of(run) == ""
     rewrite(run.folder / "config.json", program={"file": "my program.py", "arguments": ["--depth", "3"]})
     assert command_of(Run(run.folder)) == "paceline run -n 2 --strategy gossip 'my program.py' --depth 3"
@@ -385,7 +373,7 @@ def test_objects_of_python_have_no_command_and_programs_are_run(runs: list[Run],
 def test_what_learned_less_is_struck_out_and_has_a_word_everywhere(runs: list[Run], tmp_path: Path) -> None:
     ways = [("serial", 1, 22.0, 0.97), ("sync", 2, 12.0, 0.97), ("sync", 4, 7.0, 0.97), ("hogwild", 2, 2.0, 0.5),
             ("hogwild", 4, 1.0, 0.6)]  # fmt: skip
-    page = document_of(made(runs, tmp_path, *ways))
+    page = document_of(make_runs(runs, tmp_path, *ways))
     results = table(page, "results-1")
     marks = {row[:2]: mark for row, mark in zip(results.rows, results.marks, strict=True)}
     assert marks == {("serial", 1): "", ("sync", 2): "", ("sync", 4): "best", ("hogwild", 2): "learned less",
@@ -417,20 +405,22 @@ def test_what_learned_less_is_struck_out_and_has_a_word_everywhere(runs: list[Ru
 
 def test_what_diverged_is_crossed_out_in_the_figure_of_accuracy(runs: list[Run], tmp_path: Path) -> None:
     ways: list[Way] = [("serial", 1, 4.0, 0.96), ("sync", 2, 3.0, 0.95), ("sync", 4, 2.0, 0.3, 0, WHY)]
-    figures = {figure.name: figure for figure in document_of(made(runs, tmp_path, *ways)).figures()}
+    figures = {figure.name: figure for figure in document_of(make_runs(runs, tmp_path, *ways)).figures()}
     lines = figures["accuracy-1"]
     assert isinstance(lines, Lines)
     assert {curve.label: curve.less for curve in lines.curves}["sync"] == (False, True)
     (row,) = [row for row in data_of(lines).rows if "diverged" in str(row[-1])]
     assert "learned less" not in str(row[-1])
-    page = document_of(made(runs, tmp_path, ways[0], ("sync", 2, 2.0, 0.3, 0, WHY)))
+    page = document_of(make_runs(runs, tmp_path, ways[0], ("sync", 2, 2.0, 0.3, 0, WHY)))
     dots = next(figure for figure in page.figures() if figure.name == "accuracy-1")
     assert isinstance(dots, Bars)
     assert [bar.less for bar in dots.bars] == [False, True]
 
 
 def test_the_answer_has_a_ring_in_the_figure(runs: list[Run], tmp_path: Path) -> None:
-    figure = opening(document_of(made(runs, tmp_path, SERIAL, ("sync", 2, 2.5, 0.95)), target=0.9)).figure
+    figure = opening_of(
+        document_of(make_runs(runs, tmp_path, SERIAL, ("sync", 2, 2.5, 0.95)), target=0.9)
+    ).figure
     assert isinstance(figure, Points)
     assert {point.label: point.chosen for point in figure.points} == {
         "serial, 1 rank": False,
@@ -448,7 +438,7 @@ def test_the_front_is_what_nothing_beats(runs: list[Run], tmp_path: Path) -> Non
         ("psgd", 2, 2.0, 0.953),
         ("gossip", 2, 3.5, 0.952),
     ]
-    figure = opening(document_of(made(runs, tmp_path, *ways), target=0.9)).figure
+    figure = opening_of(document_of(make_runs(runs, tmp_path, *ways), target=0.9)).figure
     assert isinstance(figure, Points)
     assert [figure.points[k].label for k in figure.front] == [
         "psgd, 2 ranks",
@@ -459,7 +449,7 @@ def test_the_front_is_what_nothing_beats(runs: list[Run], tmp_path: Path) -> Non
 
 def test_the_axis_has_room_for_the_spread_of_what_it_shows(runs: list[Run], tmp_path: Path) -> None:
     ways = [("serial", 1, 4.0, 0.96), ("serial", 1, 4.1, 0.90), ("sync", 2, 3.0, 0.95), ("psgd", 2, 2.0, 0.3)]
-    figure = opening(document_of(made(runs, tmp_path, *ways), target=0.9)).figure
+    figure = opening_of(document_of(make_runs(runs, tmp_path, *ways), target=0.9)).figure
     assert isinstance(figure, Points)
     assert figure.caption.endswith("An arrow: far worse, beyond the axis.")
     ((low, _),) = [point.y_range for point in figure.points if point.y_range is not None]
@@ -469,7 +459,7 @@ def test_the_axis_has_room_for_the_spread_of_what_it_shows(runs: list[Run], tmp_
 
 def test_only_what_is_no_success_is_drawn_beyond_the_axis(runs: list[Run], tmp_path: Path) -> None:
     ways = [("serial", 1, 4.0, 0.5), ("sync", 2, 3.0, 0.5), ("gossip", 2, 3.5, 0.9), ("psgd", 2, 2.0, 0.1)]
-    found = opening(document_of(made(runs, tmp_path, *ways), target=0.4))
+    found = opening_of(document_of(make_runs(runs, tmp_path, *ways), target=0.4))
     assert isinstance(found.figure, Points)
     least = found.figure.y.bounds[0]
     assert least is not None
@@ -484,7 +474,7 @@ def test_only_what_is_no_success_is_drawn_beyond_the_axis(runs: list[Run], tmp_p
 
 def test_of_many_rows_a_figure_shows_those_that_can_be_trusted_most(runs: list[Run], tmp_path: Path) -> None:
     ways = [(name, ranks, 2.0, 0.95) for name in ("sync", "gossip", "psgd") for ranks in (2, 4, 8)]
-    rows = [replace(row, cores=4, on_node=row.ranks) for row in rows_of(made(runs, tmp_path, *ways))]
+    rows = [replace(row, cores=4, on_node=row.ranks) for row in rows_of(make_runs(runs, tmp_path, *ways))]
     shown, words = choose_rows(rows)
     assert {row.ranks for row in shown} == {4}
     assert words.endswith("the row with the most ranks that have a core each.")
@@ -499,7 +489,7 @@ def test_of_many_rows_a_figure_shows_those_that_can_be_trusted_most(runs: list[R
 def test_a_speedup_that_ranks_cannot_give_is_called_implausible_by_all(
     runs: list[Run], tmp_path: Path
 ) -> None:
-    found = made(runs, tmp_path, SERIAL, ("sync", 2, 1.6, 0.95))
+    found = make_runs(runs, tmp_path, SERIAL, ("sync", 2, 1.6, 0.95))
     rows = rows_of(found)
     assert [implausible(row, rows) for row in rows] == [False, True]
     assert "(implausible: more than 2 ranks can give)" in verdict(rows)[0]
@@ -507,21 +497,21 @@ def test_a_speedup_that_ranks_cannot_give_is_called_implausible_by_all(
     assert diagnosed.causes[0].rule == "implausible speedup"
     assert "scales well" not in diagnosed.summary
     assert diagnosed.summary.endswith("the speedup is implausible: measure again")
-    notices = opening(document_of(found)).notices
+    notices = opening_of(document_of(found)).notices
     assert any(
         line.startswith("sync, 2 ranks: 2.50 times as fast as serial on one run is implausible")
         for line in notices
     )
     # Runs whose spread explains it are not, nor is what caches could give.
     for more in (("serial", 1, 3.0, 0.95, 1), ("sync", 2, 2.1, 0.95, 1)):
-        rows = rows_of([*found, *made(runs, tmp_path, more)])
+        rows = rows_of([*found, *make_runs(runs, tmp_path, more)])
         assert not any(implausible(row, rows) for row in rows)
-    rows = rows_of(made(runs, tmp_path, SERIAL, ("sync", 2, 1.9, 0.95)))
+    rows = rows_of(make_runs(runs, tmp_path, SERIAL, ("sync", 2, 1.9, 0.95)))
     assert not any(implausible(row, rows) for row in rows)
 
 
 def test_tables_have_intervals_over_the_runs(runs: list[Run], tmp_path: Path) -> None:
-    found = made(runs, tmp_path, SERIAL, ("serial", 1, 5.0, 0.97, 1), ("sync", 2, 3.0, 0.9))
+    found = make_runs(runs, tmp_path, SERIAL, ("serial", 1, 5.0, 0.97, 1), ("sync", 2, 3.0, 0.9))
     page = document_of(found)
     results = table(page, "results-1")
     serial, sync = results.rows
@@ -539,12 +529,12 @@ def test_tables_have_intervals_over_the_runs(runs: list[Run], tmp_path: Path) ->
 
 
 def test_what_train_noticed_is_said(runs: list[Run], tmp_path: Path) -> None:
-    found = made(runs, tmp_path, SERIAL, ("sync", 2, 2.5, 0.95))
+    found = make_runs(runs, tmp_path, SERIAL, ("sync", 2, 2.5, 0.95))
     remark = (
         "other programs were running: a rank waited 30 % of the time for a core, so its times are too long"
     )
     rewrite(found[1].folder / "summary.json", remarks=[remark])
-    notices = opening(document_of([found[0], Run(found[1].folder)])).notices
+    notices = opening_of(document_of([found[0], Run(found[1].folder)])).notices
     assert notices == (
         "Other programs were running during these runs, so their times are too long: sync, 2 ranks.",
     )
@@ -556,8 +546,8 @@ def test_what_train_noticed_is_said(runs: list[Run], tmp_path: Path) -> None:
 def test_several_problems_have_a_page_each_and_an_index(runs: list[Run], tmp_path: Path) -> None:
     folder = tmp_path / "runs"
     folder.mkdir()
-    found = made(runs, folder, SERIAL, ("sync", 2, 2.5, 0.95))
-    found += [altered(run, folder, lr=7.5) for run in found]
+    found = make_runs(runs, folder, SERIAL, ("sync", 2, 2.5, 0.95))
+    found += [copy_run(run, folder, lr=7.5) for run in found]
     page = document_of(found, title="Two problems")
     write(page, tmp_path / "report.html")
     index = (tmp_path / "report.html").read_text()
@@ -580,8 +570,8 @@ def test_several_problems_have_a_page_each_and_an_index(runs: list[Run], tmp_pat
 def test_the_figure_shows_training_times_if_nothing_reached_the_target(
     runs: list[Run], tmp_path: Path
 ) -> None:
-    page = document_of(made(runs, tmp_path, SERIAL, ("sync", 2, 2.5, 0.96)), target=0.99)
-    figure = opening(page).figure
+    page = document_of(make_runs(runs, tmp_path, SERIAL, ("sync", 2, 2.5, 0.96)), target=0.99)
+    figure = opening_of(page).figure
     assert isinstance(figure, Points)
     assert figure.title == "Training time against quality"
     assert [point.x for point in figure.points] == [4.0, 2.5]
@@ -590,10 +580,10 @@ def test_the_figure_shows_training_times_if_nothing_reached_the_target(
 # ---- the runs of a search
 
 
-def searched(runs: list[Run], folder: Path, *ways: tuple[int, float, int, float, int]) -> Document:
-    """The report on a search with runs of one process: batch, learning rate, epochs, seconds to 90 % and seed."""
+def report_search(runs: list[Run], folder: Path, *ways: tuple[int, float, int, float, int]) -> Document:
+    """Report a search with runs of one process: batch, learning rate, epochs, seconds to 90 % and seed."""
     for batch, rate, epochs, took, seed in ways:
-        run = altered(runs[0], folder, strategy="serial", ranks=1, threads=1, cores=16, seed=seed, epochs=epochs,
+        run = copy_run(runs[0], folder, strategy="serial", ranks=1, threads=1, cores=16, seed=seed, epochs=epochs,
                       batch=batch, lr=rate, draws=None, train_seconds=2 * took, diverged=None)  # fmt: skip
         lines = [
             {"epoch": n, "loss": 1.0, "validation_accuracy": accuracy, "train_seconds": (n + 1) * took / 2}
@@ -607,11 +597,11 @@ def searched(runs: list[Run], folder: Path, *ways: tuple[int, float, int, float,
 
 
 def test_the_candidates_of_a_search_are_rows_of_one_problem(runs: list[Run], tmp_path: Path) -> None:
-    page = searched(
+    page = report_search(
         runs, tmp_path, (64, 2.0, 2, 4.0, 0), (64, 2.0, 6, 4.0, 0), (64, 2.0, 5, 4.2, 1), (64, 4.0, 4, 2.0, 0),
         (256, 4.0, 2, 1.0, 0),
     )  # fmt: skip
-    probe = altered(find_runs([tmp_path])[0], tmp_path, draws=8)
+    probe = copy_run(find_runs([tmp_path])[0], tmp_path, draws=8)
     page = document_of([*find_runs([tmp_path]), probe], context=context_of([tmp_path]))
     assert len(page.problems) == 1
     found = table(page, "candidates-1")
@@ -621,7 +611,7 @@ def test_the_candidates_of_a_search_are_rows_of_one_problem(runs: list[Run], tmp
     assert [row[-1] for row in found.rows] == [1, 2, 1]  # the longest run with each seed
     assert found.rows[1][1] == pytest.approx(4.1)
     assert found.marks == ("best", "", "stopped early")
-    first = opening(page)
+    first = opening_of(page)
     assert first.sentence.startswith(
         "Use serial, 1 rank, batch 64, lr 4: it reaches 90.00 % first, after 2 s; closest is "
     )
@@ -646,24 +636,24 @@ def test_the_candidates_of_a_search_are_rows_of_one_problem(runs: list[Run], tmp
 
 
 def test_the_page_of_a_search_that_goes_on_says_so(runs: list[Run], tmp_path: Path) -> None:
-    searched(runs, tmp_path, (64, 2.0, 2, 4.0, 0), (64, 4.0, 1, 2.0, 0))
+    report_search(runs, tmp_path, (64, 2.0, 2, 4.0, 0), (64, 4.0, 1, 2.0, 0))
     with Folder(tmp_path).lock():
-        own = opening(document_of(find_runs([tmp_path]), context=context_of([tmp_path])))
+        own = opening_of(document_of(find_runs([tmp_path]), context=context_of([tmp_path])))
         assert own.sentence.startswith(
             "Nothing reached the target of 90.00 %"
         )  # its last report is made by itself
         (tmp_path / LOCK).write_text(f"{os.getppid()}\n")
         page = document_of(find_runs([tmp_path]), context=context_of([tmp_path]))
-        assert opening(page).sentence.startswith(
+        assert opening_of(page).sentence.startswith(
             "Nothing has yet reached the target of 90.00 %; closest was "
         )
-        assert opening(page).sure == "The search is still running; this is the answer so far."
+        assert opening_of(page).sure == "The search is still running; this is the answer so far."
         assert [text.lines for text in page.summary] == [
             ("None of the 2 candidates reached 90.00 % (2 runs so far).",)
         ]
     over = document_of(find_runs([tmp_path]), context=context_of([tmp_path]))
-    assert opening(over).sentence.startswith("Nothing reached the target of 90.00 %")
-    figure = opening(over).figure
+    assert opening_of(over).sentence.startswith("Nothing reached the target of 90.00 %")
+    figure = opening_of(over).figure
     assert isinstance(figure, Points)
     assert [point.stopped for point in figure.points] == [
         False,
@@ -674,28 +664,28 @@ def test_the_page_of_a_search_that_goes_on_says_so(runs: list[Run], tmp_path: Pa
 def test_candidates_that_reached_the_target_in_some_runs_are_counted_apart(
     runs: list[Run], tmp_path: Path
 ) -> None:
-    page = searched(runs, tmp_path, (64, 2.0, 6, 4.0, 0), (64, 2.0, 2, 4.0, 1), (64, 4.0, 2, 2.0, 0))
+    page = report_search(runs, tmp_path, (64, 2.0, 6, 4.0, 0), (64, 2.0, 2, 4.0, 1), (64, 4.0, 2, 2.0, 0))
     said = "None of the 2 candidates reached 90.00 % in every run; 1 did in some runs (3 runs in total)."
     assert page.summary[0].lines == (said,)
 
 
 def test_whole_runs_of_a_search_missed_the_target(runs: list[Run], tmp_path: Path) -> None:
-    page = searched(runs, tmp_path, (64, 2.0, 2, 4.0, 0), (64, 4.0, 2, 2.0, 0))
+    page = report_search(runs, tmp_path, (64, 2.0, 2, 4.0, 0), (64, 4.0, 2, 2.0, 0))
     assert set(table(page, "candidates-1").marks) == {"missed the target"}
 
 
 def test_a_search_and_its_page_choose_the_same(runs: list[Run], tmp_path: Path) -> None:
     """The simpler of two that are as fast within the noise."""
-    searched(runs, tmp_path, *((64, 2.0, 6, took, seed) for seed, took in enumerate((4.0, 5.0, 4.4))))
+    report_search(runs, tmp_path, *((64, 2.0, 6, took, seed) for seed, took in enumerate((4.0, 5.0, 4.4))))
     for seed, took in enumerate((3.9, 5.0, 4.3)):
         run = find_runs([tmp_path])[seed]
-        more = altered(run, tmp_path, strategy="sync", ranks=2, seed=seed, train_seconds=2 * took)
+        more = copy_run(run, tmp_path, strategy="sync", ranks=2, seed=seed, train_seconds=2 * took)
         lines = [
             {"epoch": n, "loss": 1.0, "validation_accuracy": accuracy, "train_seconds": (n + 1) * took / 2}
             for n, accuracy in enumerate([0.5, 0.92, 0.95, 0.95, 0.95])
         ]
         (more.folder / "epochs.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    found = opening(document_of(find_runs([tmp_path]), context=context_of([tmp_path])))
+    found = opening_of(document_of(find_runs([tmp_path]), context=context_of([tmp_path])))
     assert found.sentence == (
         "Use serial, 1 rank: it reaches 90.00 % after 4.47 s; the difference from 1 other is within the noise."
     )
@@ -704,7 +694,7 @@ def test_a_search_and_its_page_choose_the_same(runs: list[Run], tmp_path: Path) 
 def test_candidates_that_missed_the_target_are_sorted_by_how_near_they_came(
     runs: list[Run], tmp_path: Path
 ) -> None:
-    searched(runs, tmp_path, (64, 2.0, 2, 4.0, 0), (64, 4.0, 2, 2.0, 0), (256, 4.0, 2, 1.0, 0))
+    report_search(runs, tmp_path, (64, 2.0, 2, 4.0, 0), (64, 4.0, 2, 2.0, 0), (256, 4.0, 2, 1.0, 0))
     for value, run in zip((0.5, 0.7, 0.6), find_runs([tmp_path]), strict=True):
         line = {"epoch": 0, "loss": 1.0, "validation_accuracy": value, "train_seconds": 1.0}
         (run.folder / "epochs.jsonl").write_text(f"{json.dumps(line)}\n")
@@ -717,7 +707,7 @@ def test_studies_beside_the_runs_are_named(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs/mine").mkdir(parents=True)
-    made(runs, Path("runs"), SERIAL)
+    make_runs(runs, Path("runs"), SERIAL)
     (tmp_path / "runs/mine/study.json").write_text(json.dumps({"format": 1, "title": "mine"}))
     assert main(["report", "runs", "-o", "report.md"]) == 0
     assert (
@@ -729,13 +719,13 @@ def test_studies_beside_the_runs_are_named(
 def test_of_candidates_the_fastest_is_given_unless_a_simpler_one_is_as_fast(
     runs: list[Run], tmp_path: Path
 ) -> None:
-    searched(
+    report_search(
         runs, tmp_path, (64, 2.0, 6, 4.0, 0), (64, 2.0, 5, 5.0, 1), (64, 4.0, 6, 3.0, 0), (64, 4.0, 5, 4.5, 1),
     )  # fmt: skip
     for folder in (run.folder for run in find_runs([tmp_path]) if run.config["lr"] == 4.0):
         rewrite(folder / "config.json", strategy="hogwild", ranks=2)
         rewrite(folder / "summary.json", ranks=2)
-    found = opening(document_of(find_runs([tmp_path]), context=context_of([tmp_path]))).sentence
+    found = opening_of(document_of(find_runs([tmp_path]), context=context_of([tmp_path]))).sentence
     assert found.startswith(
         "Use hogwild, 2 ranks, lr 4: it reaches 90.00 % first, after 3.75 s, 1.2 times as fast as serial"
     )
@@ -745,7 +735,7 @@ def test_of_candidates_the_fastest_is_given_unless_a_simpler_one_is_as_fast(
 def test_the_learning_rates_of_a_program_are_candidates_for_one_problem(
     runs: list[Run], tmp_path: Path
 ) -> None:
-    searched(runs, tmp_path, (64, 0.1, 6, 4.0, 0), (64, 0.2, 6, 3.0, 0))
+    report_search(runs, tmp_path, (64, 0.1, 6, 4.0, 0), (64, 0.2, 6, 3.0, 0))
     for run in find_runs([tmp_path]):
         rate = run.config["lr"]
         rewrite(
@@ -759,13 +749,13 @@ def test_the_learning_rates_of_a_program_are_candidates_for_one_problem(
 
 
 def test_candidates_with_the_epochs_of_a_schedule_keep_them(runs: list[Run], tmp_path: Path) -> None:
-    page = searched(runs, tmp_path, (64, 2.0, 6, 4.0, 0), (64, 4.0, 6, 2.0, 0))
-    assert "--epochs 6" in opening(page).command
+    page = report_search(runs, tmp_path, (64, 2.0, 6, 4.0, 0), (64, 4.0, 6, 2.0, 0))
+    assert "--epochs 6" in opening_of(page).command
 
 
 def test_runs_that_end_at_a_target_are_compared_by_it(runs: list[Run], tmp_path: Path) -> None:
-    found = made(runs, tmp_path, ("serial", 1, 4.0, 0.95), ("sync", 2, 2.5, 0.91))
+    found = make_runs(runs, tmp_path, ("serial", 1, 4.0, 0.95), ("sync", 2, 2.5, 0.91))
     for run in found:
         rewrite(run.folder / "config.json", asked={"on": "mpi", "strategy": None, "until": "accuracy>=0.9"})
     page = document_of([Run(run.folder) for run in found])
-    assert opening(page).sentence.startswith("Use sync, 2 ranks: it reaches 90.00 % first, after 2.5 s")
+    assert opening_of(page).sentence.startswith("Use sync, 2 ranks: it reaches 90.00 % first, after 2.5 s")

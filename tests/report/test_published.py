@@ -14,7 +14,7 @@ from paceline.report.document import Document, Table
 from paceline.report.study import STOPPED
 from paceline.report.writing import write, write_tables
 from paceline.study.folder import Context, Published
-from tests.report.conftest import altered, table
+from tests.report.conftest import copy_run, table
 
 SERVER = "parameter-server:masters=2,rule=plain"
 # Of how many runs how many diverged, by ranks.
@@ -29,18 +29,18 @@ def report(runs: list[Run], tmp_path: Path) -> Document:
         for seed in range(whole):
             why = WILD if seed < wild else None
             taken = 0.0352 if why else 2.5
-            made.append(altered(runs[0], tmp_path, strategy=SERVER, ranks=ranks, seed=seed, threads=1,
+            made.append(copy_run(runs[0], tmp_path, strategy=SERVER, ranks=ranks, seed=seed, threads=1,
                                 train_seconds=taken, diverged=why, test_accuracy=0.1))  # fmt: skip
     figures = [Published(strategy=SERVER, ranks=ranks, seconds=3.8, accuracy=0.1) for ranks in STRAY]
     return document_of(made, context=Context(published=tuple(figures)))
 
 
-def published(page: Document) -> Table:
+def find_table(page: Document) -> Table:
     return table(page, "published-1")
 
 
 def test_no_time_of_ours_where_runs_were_stopped(report: Document) -> None:
-    table = published(report)
+    table = find_table(report)
     names = [column.name for column in table.columns]
     rows = {row[names.index("ranks")]: dict(zip(names, row, strict=True)) for row in table.rows}
     assert {ranks: row["our time (s)"] for ranks, row in rows.items()} == {
@@ -54,7 +54,7 @@ def test_no_time_of_ours_where_runs_were_stopped(report: Document) -> None:
 
 def test_nothing_is_said_of_runs_that_were_not_stopped(runs: list[Run]) -> None:
     context = Context(published=(Published(strategy="serial", ranks=1, seconds=3.8),))
-    table = published(document_of(runs, context=context))
+    table = find_table(document_of(runs, context=context))
     assert STOPPED not in table.caption
     assert isinstance(table.rows[0][3], float)
 
@@ -71,7 +71,7 @@ def test_what_all_figures_have_in_common_is_said_once(runs: list[Run], tmp_path:
         for ranks in (1, 2)
     ]
     page = page_of(runs, *figures)
-    table = published(page)
+    table = find_table(page)
     assert [column.name for column in table.drop_unseen().columns][-1] == "published time (s)"
     assert {len(row) for row in table.drop_unseen().rows} == {3}
     assert table.caption.startswith(
@@ -91,7 +91,7 @@ def test_what_all_figures_have_in_common_is_said_once(runs: list[Run], tmp_path:
 
 def test_what_differs_stays_in_the_table(runs: list[Run]) -> None:
     figures = [Published(strategy="psgd", ranks=n, seconds=3.8, source=f"their {n}") for n in (1, 2)]
-    table = published(page_of(runs, *figures))
+    table = find_table(page_of(runs, *figures))
     assert [column.name for column in table.drop_unseen().columns][-1] == "source"
     assert "Source" not in table.caption
 

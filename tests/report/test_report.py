@@ -14,12 +14,12 @@ from paceline.report.document import Text
 from paceline.report.learning import end_quality
 from paceline.report.results import cells, columns_of, metrics_of, results
 from paceline.text import seconds
-from tests.report.conftest import altered, on_two_ranks
+from tests.report.conftest import copy_run, on_two_ranks
 
 
 def test_seeds_are_averaged_and_speedup_is_against_serial(runs: list[Run], tmp_path: Path) -> None:
-    serial = [altered(run, tmp_path, train_seconds=8.0 + n) for n, run in enumerate(runs)]
-    parallel = altered(runs[0], tmp_path, strategy="sync", ranks=400, train_seconds=3.0)
+    serial = [copy_run(run, tmp_path, train_seconds=8.0 + n) for n, run in enumerate(runs)]
+    parallel = copy_run(runs[0], tmp_path, strategy="sync", ranks=400, train_seconds=3.0)
     first, second = rows_of([*serial, parallel])
     assert (first.strategy, first.seeds, first.train_seconds, first.speedup) == ("serial", 3, 9.0, 1.0)
     assert first.seconds_range == (8.0, 10.0)
@@ -42,7 +42,7 @@ def test_seeds_are_averaged_and_speedup_is_against_serial(runs: list[Run], tmp_p
     ],
 )
 def test_problems_are_not_mixed(runs: list[Run], tmp_path: Path, change: dict[str, object]) -> None:
-    other = altered(runs[0], tmp_path, strategy="sync", train_seconds=1.0, **change)
+    other = copy_run(runs[0], tmp_path, strategy="sync", train_seconds=1.0, **change)
     serial, parallel = sorted(rows_of([runs[1], other]), key=lambda row: row.strategy)
     assert serial.problem != parallel.problem
     assert str(serial.problem) != str(parallel.problem)
@@ -52,7 +52,7 @@ def test_problems_are_not_mixed(runs: list[Run], tmp_path: Path, change: dict[st
 
 
 def test_titles_tell_problems_apart(runs: list[Run], tmp_path: Path) -> None:
-    made = [altered(runs[0], tmp_path, lr=lr, batch=batch) for lr, batch in ((1, 10), (100, 10), (100, 20))]
+    made = [copy_run(runs[0], tmp_path, lr=lr, batch=batch) for lr, batch in ((1, 10), (100, 10), (100, 20))]
     for some, ends in ((made[:1], [""]), (made[:2], [", lr 1", ", lr 100"]),
                        (made, [", batch 10, lr 1", ", batch 10, lr 100", ", batch 20, lr 100"])):  # fmt: skip
         page = document_of(some)
@@ -62,9 +62,9 @@ def test_titles_tell_problems_apart(runs: list[Run], tmp_path: Path) -> None:
 
 
 def test_runs_on_other_threads_have_a_row_of_their_own(runs: list[Run], tmp_path: Path) -> None:
-    one = altered(runs[0], tmp_path, threads=1, train_seconds=4.0)
-    two = altered(runs[0], tmp_path, threads=2, train_seconds=3.0)
-    sync = altered(runs[0], tmp_path, strategy="sync", ranks=2, threads=1, train_seconds=2.0)
+    one = copy_run(runs[0], tmp_path, threads=1, train_seconds=4.0)
+    two = copy_run(runs[0], tmp_path, threads=2, train_seconds=3.0)
+    sync = copy_run(runs[0], tmp_path, strategy="sync", ranks=2, threads=1, train_seconds=2.0)
     assert [(r.strategy, r.threads, r.speedup) for r in rows_of([sync, two, one])] == [
         ("serial", 1, 1.0),  # what others are measured against
         ("serial", 2, 4 / 3),
@@ -72,16 +72,16 @@ def test_runs_on_other_threads_have_a_row_of_their_own(runs: list[Run], tmp_path
     ]
     assert [row.against_threads for row in rows_of([sync, two, one])] == [0.75, 1.0, 1.5]
     assert rows_of([sync, one])[1].against_threads is None
-    slow = altered(runs[0], tmp_path, threads=2, train_seconds=40.0)
+    slow = copy_run(runs[0], tmp_path, threads=2, train_seconds=40.0)
     assert [row.against_threads for row in rows_of([sync, slow, one])] == [
         None
     ] * 3  # 20 times would look like a success
 
 
 def test_threads_are_beside_the_name_where_rows_differ_in_them_only(runs: list[Run], tmp_path: Path) -> None:
-    one = altered(runs[0], tmp_path, threads=1, train_seconds=4.0)
-    two = altered(runs[0], tmp_path, threads=2, train_seconds=3.0)
-    sync = altered(runs[0], tmp_path, strategy="sync", ranks=2, threads=1, train_seconds=2.0)
+    one = copy_run(runs[0], tmp_path, threads=1, train_seconds=4.0)
+    two = copy_run(runs[0], tmp_path, threads=2, train_seconds=3.0)
+    sync = copy_run(runs[0], tmp_path, strategy="sync", ranks=2, threads=1, train_seconds=2.0)
     first = ("strategy", "ranks", "threads", "time (s)", "speedup", "against all threads")
     found = results(rows_of([sync, two, one]), (), 1)
     assert tuple(column.name for column in found.columns)[:6] == first
@@ -95,8 +95,8 @@ def test_threads_are_beside_the_name_where_rows_differ_in_them_only(runs: list[R
 
 
 def test_runs_are_counted_and_their_samples_added_up(runs: list[Run], tmp_path: Path) -> None:
-    fast = altered(runs[0], tmp_path, train_seconds=1.0, samples_per_second=300.0)
-    slow = altered(runs[0], tmp_path, train_seconds=3.0, samples_per_second=100.0)
+    fast = copy_run(runs[0], tmp_path, train_seconds=1.0, samples_per_second=300.0)
+    slow = copy_run(runs[0], tmp_path, train_seconds=3.0, samples_per_second=100.0)
     [row] = rows_of([fast, slow])
     assert (row.runs, row.seeds, row.train_seconds, row.samples_per_second) == (2, 1, 2.0, 150.0)
     told = dict(
@@ -107,7 +107,7 @@ def test_runs_are_counted_and_their_samples_added_up(runs: list[Run], tmp_path: 
 
 def test_one_of_something_is_spelled_so(runs: list[Run], tmp_path: Path) -> None:
     assert ", 1 epoch, " in str(problem_of(runs[0]))
-    other = altered(runs[0], tmp_path, epochs=2, draws=3)
+    other = copy_run(runs[0], tmp_path, epochs=2, draws=3)
     assert ", 2 epochs of 3 random batches, " in str(problem_of(other))
 
 
@@ -133,9 +133,9 @@ def drawn(rows: list[Row]) -> Bars | Text:
 
 
 def test_accuracies_that_do_not_differ_are_not_drawn(runs: list[Run], tmp_path: Path) -> None:
-    one = altered(runs[0], tmp_path, test_accuracy=0.93)
+    one = copy_run(runs[0], tmp_path, test_accuracy=0.93)
     same, other, perfect = (
-        altered(runs[0], tmp_path, test_accuracy=value, strategy="sync") for value in (0.9305, 0.9, 1.0)
+        copy_run(runs[0], tmp_path, test_accuracy=value, strategy="sync") for value in (0.9305, 0.9, 1.0)
     )
     assert drawn(rows_of([one, same])) == Text(
         lines=("Test accuracy is the same for all rows, to a tenth of a point: from 93.00 % to 93.05 %.",)
@@ -146,7 +146,7 @@ def test_accuracies_that_do_not_differ_are_not_drawn(runs: list[Run], tmp_path: 
     assert apart.x.bounds == pytest.approx((0.897, 0.933))
     assert [bar.parts for bar in apart.bars] == [(0.93,), (0.9,)]
     assert drawn(rows_of([one, perfect])).x.bounds == pytest.approx((0.923, 1.0))  # type: ignore[union-attr]
-    assert end_quality(rows_of([altered(runs[0], tmp_path, test_accuracy=None)]), 1) is None
+    assert end_quality(rows_of([copy_run(runs[0], tmp_path, test_accuracy=None)]), 1) is None
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_what_was_bought_in_words(
 
 
 def test_the_page_opens_with_an_item_for_each_problem(runs: list[Run], tmp_path: Path) -> None:
-    page = document_of([*runs, altered(runs[0], tmp_path, batch=99)])
+    page = document_of([*runs, copy_run(runs[0], tmp_path, batch=99)])
     assert [text.kind for text in page.summary] == ["verdict", "verdict"]
     assert len(page.sections) == 3
     assert "1.00 times" not in str(page.summary)

@@ -18,7 +18,7 @@ from paceline.record import Run, find_runs
 from paceline.report import document_of
 from paceline.report.document import Section, Table, data_of
 from paceline.report.exchange import traffic
-from tests.report.conftest import altered, rewrite, table
+from tests.report.conftest import copy_run, rewrite, table
 from tests.simulate.costs import COSTS
 
 PARAMETERS = 67
@@ -40,7 +40,7 @@ STRATEGIES = [
 ]
 
 
-def simulated(folder: Path, strategies: list[tuple[str, int]], **settings: Any) -> list[Run]:
+def simulate_runs(folder: Path, strategies: list[tuple[str, int]], **settings: Any) -> list[Run]:
     costs = folder / "costs.json"
     COSTS.save(costs)
     one: dict[str, Any] = {"data": "iris", "model": "mlp:8", "epochs": 2, "lr": 0.1, "threads": 1, **settings}
@@ -74,7 +74,7 @@ def worked_out(words: str, ranks: int) -> float:
 )
 def test_one_unit_for_every_strategy(tmp_path: Path, settings: dict[str, Any]) -> None:
     """Counted, theory and the formula as it is written are of the same samples."""
-    runs = simulated(tmp_path, STRATEGIES, **settings)
+    runs = simulate_runs(tmp_path, STRATEGIES, **settings)
     one = 120 if "draws" not in settings else 12 * (settings["batch"] or 4)
     figure, told = figure_and_table(traffic(rows_of(runs), 1))
     assert f"as one process computes in an epoch ({one:,})" in told.caption
@@ -106,7 +106,7 @@ def test_one_unit_for_every_strategy(tmp_path: Path, settings: dict[str, Any]) -
 def test_what_averages_is_divided_by_the_same_samples_as_what_shares_batches(tmp_path: Path) -> None:
     """Of one problem the totals of two runs are to each other as their rows."""
     strategies = [("main-worker", 4), ("weight-average:allreduce=native", 4)]
-    runs = simulated(tmp_path, strategies, **PER_RANK)
+    runs = simulate_runs(tmp_path, strategies, **PER_RANK)
     _, told = figure_and_table(traffic(rows_of(runs), 1))
     main, average = (row[1] for row in told.rows)
     totals = {run.config["strategy"]: run.summary["bytes_sent"] for run in runs}
@@ -123,9 +123,9 @@ def test_a_run_that_was_stopped_is_left_out_where_others_were_not(tmp_path: Path
     folder, other = tmp_path / "made", tmp_path / "more"
     folder.mkdir()
     other.mkdir()
-    (run,) = simulated(folder, [("sync:allreduce=ring", 3)], batch=8)
+    (run,) = simulate_runs(folder, [("sync:allreduce=ring", 3)], batch=8)
     seconds = run.summary["train_seconds"]
-    stopped = altered(
+    stopped = copy_run(
         run, other, diverged="the loss stands still", bytes_sent=999, samples_per_second=24 / seconds
     )
     assert epochs_of(stopped) == 24 / 120
@@ -137,7 +137,7 @@ def test_a_run_that_was_stopped_is_left_out_where_others_were_not(tmp_path: Path
 
 
 def test_records_that_do_not_tell_their_samples(runs: list[Run], tmp_path: Path) -> None:
-    old = altered(runs[0], tmp_path)
+    old = copy_run(runs[0], tmp_path)
     values = {key: value for key, value in old.config.items() if key != "samples"}
     (old.folder / "config.json").write_text("{}")
     rewrite(old.folder / "config.json", **values)

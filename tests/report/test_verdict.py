@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -15,19 +14,7 @@ from paceline.report import document_of
 from paceline.report.document import Document, Table, Text
 from paceline.report.results import ALONE, results
 from paceline.report.series import series_of
-from tests.report.conftest import altered
-
-
-def made(runs: list[Run], folder: Path, *ways: tuple[str, int, float, float]) -> list[Run]:
-    """A run of each way: strategy, ranks, seconds, and an accuracy that it has from its first epoch on."""
-    found = []
-    for strategy, ranks, took, accuracy in ways:
-        run = altered(runs[0], folder, strategy=strategy, ranks=ranks, cores=16, threads=1, train_seconds=took,
-                      test_accuracy=accuracy)  # fmt: skip
-        line = {"epoch": 0, "loss": 1.0, "validation_accuracy": accuracy, "train_seconds": took}
-        (run.folder / "epochs.jsonl").write_text(json.dumps(line) + "\n")
-        found.append(Run(run.folder))
-    return found
+from tests.report.conftest import copy_run, make_runs
 
 
 def said(page: Document) -> tuple[str, ...]:
@@ -46,7 +33,7 @@ def costs(page: Document) -> tuple[str, ...]:
 
 def test_one_rank_never_wins(runs: list[Run], tmp_path: Path) -> None:
     ways = [("serial", 1, 4.0, 0.95), ("sync", 1, 1.0, 0.95), ("psgd", 1, 1.0, 0.95), ("sync", 2, 3.0, 0.95)]
-    page = document_of(made(runs, tmp_path, *ways), target=0.9)
+    page = document_of(make_runs(runs, tmp_path, *ways), target=0.9)
     verdict, first = said(page)
     assert verdict.startswith("sync, 2 ranks, in 3.00 s, is 1.33 times as fast as serial; ")
     assert first.endswith(": sync, 2 ranks, in 3.00 s; serial took 4.00 s.")
@@ -56,13 +43,13 @@ def test_one_rank_never_wins(runs: list[Run], tmp_path: Path) -> None:
     assert [way for way, mark in marks.items() if mark == "best"] == [("sync", 2)]
     assert len(marks) == len(ways)  # the table has all
     assert ALONE in results.caption
-    several = document_of(made(runs, tmp_path, ways[0], ways[-1]))
+    several = document_of(make_runs(runs, tmp_path, ways[0], ways[-1]))
     assert not any(ALONE in block.caption for block in several.blocks() if isinstance(block, Table))
 
 
 def test_serial_wins_where_more_ranks_are_slower(runs: list[Run], tmp_path: Path) -> None:
     ways = [("serial", 1, 4.0, 0.95), ("sync", 1, 1.0, 0.95), ("sync", 2, 8.0, 0.95)]
-    rows = rows_of(made(runs, tmp_path, *ways))
+    rows = rows_of(make_runs(runs, tmp_path, *ways))
     fastest = best(rows)
     assert fastest is not None
     assert fastest.strategy == "serial"
@@ -70,20 +57,22 @@ def test_serial_wins_where_more_ranks_are_slower(runs: list[Run], tmp_path: Path
 
 
 def test_nothing_but_one_rank(runs: list[Run], tmp_path: Path) -> None:
-    page = document_of(made(runs, tmp_path, ("sync", 1, 2.0, 0.95), ("psgd", 1, 1.0, 0.94)), target=0.9)
+    page = document_of(make_runs(runs, tmp_path, ("sync", 1, 2.0, 0.95), ("psgd", 1, 1.0, 0.94)), target=0.9)
     assert said(page) == ("sync, 1 rank, in 2.00 s; nothing was tried on more than one rank.",)
     assert not any(mark for block in page.blocks() if isinstance(block, Table) for mark in block.marks)
     assert len(costs(page)) == 2
-    page = document_of(made(runs, tmp_path, ("serial", 1, 3.0, 0.95), ("psgd", 1, 1.0, 0.95)), target=0.9)
+    page = document_of(
+        make_runs(runs, tmp_path, ("serial", 1, 3.0, 0.95), ("psgd", 1, 1.0, 0.95)), target=0.9
+    )
     assert said(page)[0] == "serial, 1 rank, in 3.00 s; nothing was tried on more than one rank."
     assert said(page)[1].endswith(": serial, 1 rank, in 3.00 s.")
 
 
 def test_who_reached_the_target_on_one_rank_alone(runs: list[Run], tmp_path: Path) -> None:
     ways = [("serial", 1, 4.0, 0.95), ("psgd", 1, 1.0, 0.95), ("psgd", 2, 2.0, 0.5)]
-    page = document_of(made(runs, tmp_path, *ways), target=0.9)
+    page = document_of(make_runs(runs, tmp_path, *ways), target=0.9)
     assert said(page)[1].endswith(": serial, 1 rank, in 4.00 s; not reached by psgd on more than one rank.")
-    page = document_of(made(runs, tmp_path, *ways[1:]), target=0.9)
+    page = document_of(make_runs(runs, tmp_path, *ways[1:]), target=0.9)
     assert said(page)[1] == (
         "Nothing on more than one rank reached the target of 90.00 %, as asked for; closest was psgd, 2 ranks, 50.00 %."
     )
@@ -92,7 +81,7 @@ def test_who_reached_the_target_on_one_rank_alone(runs: list[Run], tmp_path: Pat
 def test_what_is_lost_is_said_of_the_fastest_row_with_more_ranks(runs: list[Run], tmp_path: Path) -> None:
     ways = [("serial", 1, 8.0, 0.95), ("psgd", 1, 7.0, 0.95), ("psgd", 2, 4.0, 0.9), ("psgd", 4, 2.0, 0.89),
             ("psgd", 8, 1.0, 0.3)]  # fmt: skip
-    (line,) = costs(document_of(made(runs, tmp_path, *ways)))
+    (line,) = costs(document_of(make_runs(runs, tmp_path, *ways)))
     assert line.startswith("psgd, 4 ranks: 2.00 s (4.00 times as fast as serial), ")
     assert "6.0 points of accuracy lost" in line
 
@@ -118,7 +107,7 @@ def test_times_within_the_noise(
     runs: list[Run], tmp_path: Path, serial: list[float], sync: list[float], noise: bool
 ) -> None:
     ways = [*(("serial", 1, took, 0.9) for took in serial), *(("sync", 2, took, 0.9) for took in sync)]
-    (line,) = verdict(rows_of(made(runs, tmp_path, *ways)))
+    (line,) = verdict(rows_of(make_runs(runs, tmp_path, *ways)))
     assert ("(the difference is within the noise)" in line) == noise
     assert ("closest was" in line) == (sum(sync) / len(sync) >= sum(serial) / len(serial))
 
@@ -130,7 +119,7 @@ def with_threads(run: Run, folder: Path, *ways: tuple[str, int, int, float, floa
     """Runs, each a strategy, ranks, threads, seconds and an accuracy."""
     folder.mkdir()
     return [
-        altered(
+        copy_run(
             run,
             folder,
             strategy=name,
@@ -160,7 +149,7 @@ def test_threads_of_one_process_are_compared(runs: list[Run], tmp_path: Path) ->
 
 def test_one_process_with_a_rule_is_compared_with_serial(runs: list[Run], tmp_path: Path) -> None:
     ways = [("serial", 1, 3.0, 0.93), ("serial:rule=adaptive", 1, 4.5, 0.98)]
-    first, *more = verdict(rows_of(made(runs, tmp_path, *ways)))
+    first, *more = verdict(rows_of(make_runs(runs, tmp_path, *ways)))
     assert first == (
         "The optimizer differs: serial:rule=adaptive, 1 rank, makes its steps by the rule adaptive and ends at 98.00 %, in "
         "1.50 times the time of serial; the update of the others is sgd, with which serial ends at 93.00 %. Each is "
@@ -176,7 +165,7 @@ def test_a_batch_that_grows_with_the_ranks_is_said(runs: list[Run], tmp_path: Pa
     common = {"cores": 16, "threads": 1, "test_accuracy": 0.9, "batch": None, "batch_per_rank": 4}
     ways = [("serial", 1, 4), ("main-worker", 2, 8), ("main-worker", 8, 32), ("psgd", 8, 4), ("sync", 8, 32)]
     rows = rows_of([
-        altered(runs[0], tmp_path, strategy=name, ranks=ranks, global_batch=batch, train_seconds=20 / ranks, **common)
+        copy_run(runs[0], tmp_path, strategy=name, ranks=ranks, global_batch=batch, train_seconds=20 / ranks, **common)
         for name, ranks, batch in ways
     ])  # fmt: skip
     assert notes(rows) == [
@@ -198,7 +187,7 @@ def test_a_batch_that_grows_with_the_ranks_is_said(runs: list[Run], tmp_path: Pa
 @pytest.mark.parametrize(("count", "folded"), [(4, False), (5, True)])
 def test_many_remarks_are_folded(runs: list[Run], tmp_path: Path, count: int, folded: bool) -> None:
     found = [
-        altered(
+        copy_run(
             runs[0], tmp_path, strategy="psgd", ranks=ranks, cores=16, threads=1, remarks=[f"{ranks} parts"]
         )
         for ranks in range(2, 2 + count)
@@ -222,7 +211,7 @@ FIRST = (
 def test_a_rule_s_accuracy_is_not_the_server_s(runs: list[Run], tmp_path: Path) -> None:
     """One worker, whose gradients are never stale: what is gained is the rule's doing."""
     ways = [("serial", 1, 3.0, 0.93), ("serial:rule=adaptive", 1, 4.0, 0.98), SERVER, ("sync", 2, 1.5, 0.93)]
-    page = document_of(made(runs, tmp_path, *ways))
+    page = document_of(make_runs(runs, tmp_path, *ways))
     beside = (
         "serial:rule=adaptive, 1 rank, applies that rule without staleness and ends at 98.00 %, in 1.33 times the time of "
         "serial; "
@@ -242,7 +231,7 @@ def test_a_rule_s_accuracy_is_not_the_server_s(runs: list[Run], tmp_path: Path) 
 
 
 def test_without_serial_under_the_rule_the_first_line_warns(runs: list[Run], tmp_path: Path) -> None:
-    page = document_of(made(runs, tmp_path, ("serial", 1, 3.0, 0.93), SERVER))
+    page = document_of(make_runs(runs, tmp_path, ("serial", 1, 3.0, 0.93), SERVER))
     assert said(page)[0] == FIRST.format("") + (
         "There is no run of serial:rule=adaptive: differences in accuracy may be due to the rule, not to the strategy."
     )
@@ -259,7 +248,7 @@ def test_a_server_that_loses_what_its_rule_gains_is_not_praised(runs: list[Run],
         ("serial:rule=adaptive", 1, 4.0, 0.98),
         ("parameter-server", 4, 1.0, 0.95),
     ]
-    rows = rows_of(made(runs, tmp_path, *ways))
+    rows = rows_of(make_runs(runs, tmp_path, *ways))
     fastest = best(rows)
     assert fastest is not None
     assert fastest.strategy == "serial"
@@ -271,17 +260,17 @@ def test_a_server_that_loses_what_its_rule_gains_is_not_praised(runs: list[Run],
 def test_rules_that_only_correct_staleness_are_compared_with_serial(runs: list[Run], tmp_path: Path) -> None:
     ways = [("serial", 1, 3.0, 0.93), ("parameter-server:rule=plain", 4, 2.0, 0.93),
             ("parameter-server:rule=gap-aware", 4, 1.0, 0.93), ("sync", 4, 1.0, 0.93)]  # fmt: skip
-    (only,) = verdict(rows_of(made(runs, tmp_path, *ways)))
+    (only,) = verdict(rows_of(make_runs(runs, tmp_path, *ways)))
     assert "optimizer" not in only
 
 
 # ---- threads
 
 
-def threaded(runs: list[Run], folder: Path, *ways: tuple[str, int, int, float]) -> list[Row]:
-    """A row for each strategy, ranks, threads and seconds."""
+def make_threaded_rows(runs: list[Run], folder: Path, *ways: tuple[str, int, int, float]) -> list[Row]:
+    """Make a row for each strategy, ranks, threads and seconds."""
     return rows_of([
-        altered(runs[0], folder, strategy=strategy, ranks=ranks, threads=threads, cores=16, train_seconds=took,
+        copy_run(runs[0], folder, strategy=strategy, ranks=ranks, threads=threads, cores=16, train_seconds=took,
                 test_accuracy=0.93)
         for strategy, ranks, threads, took in ways
     ])  # fmt: skip
@@ -292,7 +281,7 @@ WIDE = [("serial", 1, 1, 60.0), ("serial", 1, 16, 12.0), ("sync", 16, 1, 52.0), 
 
 def test_threads_win(runs: list[Run], tmp_path: Path) -> None:
     """A wide network: one process with 16 threads is faster than 16 ranks."""
-    rows = threaded(runs, tmp_path, *WIDE)
+    rows = make_threaded_rows(runs, tmp_path, *WIDE)
     assert verdict(rows) == (
         "Threads win: one process with 16 threads takes 12.0 s, and nothing was faster; closest was sync, 4 ranks of 4 "
         "threads, in 20.0 s, at 0.60 times its speed.",
@@ -306,14 +295,14 @@ def test_threads_win(runs: list[Run], tmp_path: Path) -> None:
 
 
 def test_ranks_win_over_threads(runs: list[Run], tmp_path: Path) -> None:
-    rows = threaded(runs, tmp_path, *WIDE[:2], ("sync", 16, 1, 6.0))
+    rows = make_threaded_rows(runs, tmp_path, *WIDE[:2], ("sync", 16, 1, 6.0))
     assert verdict(rows)[0].startswith(
         "sync, 16 ranks, in 6.00 s, is 10.00 times as fast as serial with 1 thread and 2.00 times as fast as with 16; "
     )
 
 
 def test_the_table_and_the_curves_name_the_threads(runs: list[Run], tmp_path: Path) -> None:
-    rows = threaded(runs, tmp_path, *WIDE, ("sync", 8, 2, 30.0), ("sync", 8, 1, 50.0))
+    rows = make_threaded_rows(runs, tmp_path, *WIDE, ("sync", 8, 2, 30.0), ("sync", 8, 1, 50.0))
     told = results(rows, (), 1)
     names = [column.name for column in told.columns]
     at = names.index("against all threads")
@@ -323,8 +312,8 @@ def test_the_table_and_the_curves_name_the_threads(runs: list[Run], tmp_path: Pa
         "serial, 1 thread a rank", "serial, 16 threads a rank", "sync, 1 thread a rank", "sync, 16 threads in all",
     ]  # fmt: skip
     assert [row.ranks for row in series_of(rows)[-1].rows] == [4, 8]
-    (varying,) = series_of(threaded(runs, tmp_path, ("sync", 4, 4, 1.0), ("sync", 8, 2, 1.0)))
+    (varying,) = series_of(make_threaded_rows(runs, tmp_path, ("sync", 4, 4, 1.0), ("sync", 8, 2, 1.0)))
     assert varying.label == "sync, 2 to 4 threads a rank"
     assert "against all threads" not in [
-        c.name for c in results(threaded(runs, tmp_path, *WIDE[1:]), (), 1).columns
+        c.name for c in results(make_threaded_rows(runs, tmp_path, *WIDE[1:]), (), 1).columns
     ]

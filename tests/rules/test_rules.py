@@ -51,8 +51,8 @@ def arrival(drift: Any, **changed: Any) -> Arrival:
     return Arrival(**values)
 
 
-def moved(rule: Any, x: Any, g: Any, at: Arrival, state: Any) -> None:
-    """What a master does: correct, then the update."""
+def correct_and_update(rule: Any, x: Any, g: Any, at: Arrival, state: Any) -> None:
+    """Correct the gradient, then apply the update, as a master does."""
     factor = rule.correct(g, x, at, state)
     assert type(factor) is float
     SGD.apply(x, g, at.eta * factor, {}, at.scale)
@@ -80,26 +80,26 @@ def test_plain_and_staleness() -> None:
         (Staleness(), 4, [0.95, 1.1]),  # a quarter of it
     ):
         x = np.ones(2)
-        moved(rule, x, np.array([4.0, -8.0]), arrival([0, 0], tau=tau), rule.start(x, 6))
+        correct_and_update(rule, x, np.array([4.0, -8.0]), arrival([0, 0], tau=tau), rule.start(x, 6))
         np.testing.assert_allclose(x, expected)
 
 
 def test_gap_aware() -> None:
     rule, x = GapAware(decay=0.5), np.ones(2)
     state = rule.start(x, 6)
-    moved(rule, x, np.array([4.0, -8.0]), arrival([-0.2, 1.2]), state)  # C = 0.2, 0.4; G = 2, 4
+    correct_and_update(rule, x, np.array([4.0, -8.0]), arrival([-0.2, 1.2]), state)  # C = 0.2, 0.4; G = 2, 4
     np.testing.assert_allclose(x, [0.9, 1.1])
-    moved(rule, x, np.array([8.0, -8.0]), arrival([0, 0.4]), state)  # s = 12, 16, corrected
+    correct_and_update(rule, x, np.array([8.0, -8.0]), arrival([0, 0.4]), state)  # s = 12, 16, corrected
     np.testing.assert_allclose(x, [0.5, 1.1 + 0.4 / 2])
 
 
 def test_dc() -> None:
     x, rule = np.ones(2), Dc(variant="constant", strength=0.5)
-    moved(rule, x, np.array([4.0, -8.0]), arrival([0.5, -0.25]), rule.start(x, 6))
+    correct_and_update(rule, x, np.array([4.0, -8.0]), arrival([0.5, -0.25]), rule.start(x, 6))
     np.testing.assert_allclose(x, [1 - 0.1 * (2 + 0.5 * 4 * 0.5), 1 - 0.1 * (-4 - 0.5 * 16 * 0.25)])
     x, adaptive = np.ones(2), Dc(strength=3.0, decay=0.75, epsilon=3.0)
     state = adaptive.start(x, 6)
-    moved(adaptive, x, np.array([4.0, -8.0]), arrival([0.5, -0.25]), state)  # s + epsilon = 4, 7
+    correct_and_update(adaptive, x, np.array([4.0, -8.0]), arrival([0.5, -0.25]), state)  # s + epsilon = 4, 7
     np.testing.assert_allclose(x, [1 - 0.1 * (2 + 3 / 2 * 4 * 0.5), 1 - 0.1 * (-4 - 3 / 7**0.5 * 16 * 0.25)])
     np.testing.assert_allclose(state["s"], [1, 4])
 
@@ -111,7 +111,7 @@ def test_dana_keeps_a_momentum_for_each_worker_and_shows_where_they_lead() -> No
     for worker, g, scale in ((0, 2.0, 0.5), (1, 4.0, 0.5), (0, 6.0, 0.25), (0, -2.0, 0.5)):
         v[worker] = 0.5 * v[worker] + scale * g
         total -= 0.1 * v[worker]
-        moved(rule, x, np.array([g]), arrival([0], worker=worker, scale=scale), state)
+        correct_and_update(rule, x, np.array([g]), arrival([0], worker=worker, scale=scale), state)
         rule.show(x, out, worker, state)
         np.testing.assert_allclose(x, [total])
         np.testing.assert_allclose(out, [total - 0.1 * 0.5 * (v[0] + v[1])])
@@ -124,7 +124,7 @@ def test_dana_with_one_worker_is_nesterov() -> None:
     x, theirs = np.ones(2), np.ones(2)
     seen, state, their_state = x.copy(), rule.start(x, 1), update.start(x)
     for _ in range(20):
-        moved(rule, x, curvature * seen, arrival([0, 0], scale=1.0), state)
+        correct_and_update(rule, x, curvature * seen, arrival([0, 0], scale=1.0), state)
         rule.show(x, seen, 0, state)
         update.apply(theirs, curvature * theirs, 0.1, their_state)
         np.testing.assert_allclose(seen, theirs)
@@ -132,16 +132,20 @@ def test_dana_with_one_worker_is_nesterov() -> None:
 
 def test_clip() -> None:
     rule, x = Clip(norm=1.0), np.zeros(2)
-    moved(rule, x, np.array([6.0, 8.0]), arrival([0, 0]), rule.start(x, 6))  # mean gradient of length 5
+    correct_and_update(
+        rule, x, np.array([6.0, 8.0]), arrival([0, 0]), rule.start(x, 6)
+    )  # mean gradient of length 5
     np.testing.assert_allclose(x, [-0.06, -0.08])
-    moved(rule, x, np.array([0.6, 0.8]), arrival([0, 0]), {})
+    correct_and_update(rule, x, np.array([0.6, 0.8]), arrival([0, 0]), {})
     np.testing.assert_allclose(x, [-0.09, -0.12])
 
 
 def test_rms_has_a_step_of_its_own() -> None:
     for eta, shape, expected in ((0.1, 1.0, 0.5), (7.0, 1.0, 0.5), (7.0, 0.5, 0.25), (0.0, 0.0, 0.0)):
         rule, x = Rms(step=0.25, decay=0.75), np.zeros(2)
-        moved(rule, x, np.array([4.0, -8e3]), arrival([0, 0], eta=eta, shape=shape), rule.start(x, 6))
+        correct_and_update(
+            rule, x, np.array([4.0, -8e3]), arrival([0, 0], eta=eta, shape=shape), rule.start(x, 6)
+        )
         np.testing.assert_allclose(x, [-expected, expected], rtol=1e-6)  # g / sqrt(g^2 / 4) = 2
 
 
@@ -170,7 +174,7 @@ def test_adaptive() -> None:
     for g, tau, (average, fast, shown) in zip(gradients, taus, expected, strict=True):
         g = np.array([g, -1e4 * g, 0.0]) / 0.125  # sums over 8 samples; the gradient's size does not count
         at = arrival([0, 0, 0], tau=int(tau), scale=0.125, eta=0.8, shape=0.5)
-        moved(rule, x, g, at, state)
+        correct_and_update(rule, x, g, at, state)
         rule.show(x, out, 0, state)
         np.testing.assert_allclose(x, [average, -average, 0], rtol=1e-9)
         z = (state["y"] - rule.mix * x) / (1 - rule.mix)
@@ -182,12 +186,12 @@ def test_adaptive_of_what_never_has_a_gradient_or_a_rate() -> None:
     rule, x = Adaptive(), np.ones(4, np.float32)
     state = rule.start(x, 3)
     for t in range(3000):
-        moved(rule, x, np.array([0, 0, 0, t == 0], np.float32), arrival([0] * 4), state)
+        correct_and_update(rule, x, np.array([0, 0, 0, t == 0], np.float32), arrival([0] * 4), state)
     assert (x[:3] == 1).all()
     assert np.isfinite(x).all()
     assert state["s"].min() > np.finfo(np.float32).tiny  # no denormal numbers
     before = x.copy()
-    moved(rule, x, np.ones(4, np.float32), arrival([0] * 4, eta=0.0, shape=0.0), state)
+    correct_and_update(rule, x, np.ones(4, np.float32), arrival([0] * 4, eta=0.0, shape=0.0), state)
     assert (x == before).all()
 
 
@@ -199,7 +203,7 @@ def test_no_update_has_a_part_in_adaptive(update: Any) -> None:
     state, other_state, update_state = rule.start(x, 2), rule.start(x, 2), update.start(x)
     for _ in range(20):
         g, at = random.normal(0, 1, 5), arrival([0] * 5)
-        moved(rule, x, g.copy(), at, state)
+        correct_and_update(rule, x, g.copy(), at, state)
         factor = rule.correct(g, other, at, other_state)
         update.apply(other, g, at.eta * factor, update_state, at.scale)
     np.testing.assert_array_equal(x, other)
@@ -222,9 +226,9 @@ def test_pieces_are_the_whole_to_the_bit(rule: Any) -> None:
         at = Arrival(worker=step % 3, tau=step, drift=drift.copy(), gap=0.01, scale=0.25, eta=0.1)
         for part, own in zip(slices, states, strict=True):
             piece = Arrival(worker=step % 3, tau=step, drift=drift[part], gap=0.01, scale=0.25, eta=0.1)
-            moved(rule, parts[part], g[part].copy(), piece, own)
+            correct_and_update(rule, parts[part], g[part].copy(), piece, own)
             rule.show(parts[part], shown[part], step % 3, own)
-        moved(rule, whole, g, at, state)
+        correct_and_update(rule, whole, g, at, state)
         rule.show(whole, seen, step % 3, state)
     np.testing.assert_array_equal(parts, whole)
     np.testing.assert_array_equal(shown, seen)
@@ -295,7 +299,7 @@ def accuracy(rule: Any, workers: int, gradients: int = 1200) -> float:
             net.gradient(batches.at(0, t))
             tau = min(t, workers - 1)
             at = Arrival(worker=w, tau=tau, drift=x - shown[w], gap=0.0, scale=1 / 16, eta=1.6)
-            moved(rule, x, net.g, at, state)
+            correct_and_update(rule, x, net.g, at, state)
             rule.show(x, shown[w], w, state)
     net.x[:] = x
     inputs, labels = np.empty((2000, 28, 28), np.float32), np.empty(2000, np.int64)

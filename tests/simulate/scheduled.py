@@ -76,7 +76,7 @@ class Trained:
 
 
 @functools.cache
-def prepared(variant: Variant) -> tuple[Job, Components]:
+def prepare(variant: Variant) -> tuple[Job, Components]:
     settings = {**SETTINGS, **dict(variant.settings)}
     job = Job(config=Config(**settings, strategy=variant.strategy), runs=None)
     return job, job.prepare(variant.ranks)
@@ -85,9 +85,9 @@ def prepared(variant: Variant) -> tuple[Job, Components]:
 ALONE = Variant("serial", 1)
 
 
-def trained(variant: Variant, seed: int | None = None) -> Trained:
+def train_variant(variant: Variant, seed: int | None = None) -> Trained:
     """Train under the schedule of this seed, with one rank slower than the others; None: nothing comes late."""
-    job, parts = prepared(variant)
+    job, parts = prepare(variant)
     model = copy_model(parts.model)
     model.place(parts.model.x.copy(), np.zeros_like(parts.model.x))
     update = Summed(parts.update, np.zeros_like(model.x))
@@ -156,8 +156,8 @@ def serial(settings: tuple[tuple[str, Any], ...]) -> Any:
 
 
 @functools.cache
-def undisturbed(variant: Variant) -> Any:
-    return trained(variant).x
+def train_undisturbed(variant: Variant) -> Any:
+    return train_variant(variant).x
 
 
 def as_serial(run: Trained) -> None:
@@ -168,14 +168,14 @@ def same_bits(run: Trained) -> None:
     """What waits for nobody in particular is the same to the bit, whatever comes late."""
     alike = Variant(run.variant.strategy, run.variant.ranks, run.variant.networks[:1])
     if len(run.variant.networks) == 1:
-        assert np.array_equal(run.x, undisturbed(alike))
+        assert np.array_equal(run.x, train_undisturbed(alike))
     else:  # sums in another order
-        np.testing.assert_allclose(run.x, undisturbed(alike), rtol=1e-10, atol=1e-12)
+        np.testing.assert_allclose(run.x, train_undisturbed(alike), rtol=1e-10, atol=1e-12)
 
 
 def as_variant(strategy: str) -> Callable[[Trained], None]:
     def check(run: Trained) -> None:
-        expected = undisturbed(Variant(strategy, run.variant.ranks, NETWORKS[:1]))
+        expected = train_undisturbed(Variant(strategy, run.variant.ranks, NETWORKS[:1]))
         np.testing.assert_allclose(run.x, expected, rtol=1e-10, atol=1e-12)
 
     return check
@@ -186,7 +186,7 @@ def mean_of_parts(ranks: int) -> Any:
     """Every rank's part of the data, trained on alone, and the mean of those that had a batch."""
     from paceline.data import Batches
 
-    parts = prepared(ALONE)[1]
+    parts = prepare(ALONE)[1]
     ends = []
     for rank in range(ranks):
         model = copy_model(parts.model)
@@ -260,7 +260,7 @@ def as_its_log_says(run: Trained) -> None:
     """What the masters noted, done again by one process, comes to the same parameters."""
     all_applied(run)
     me, masters, pieces = run.workers[0], _masters(run), _pieces(run)
-    model = copy_model(prepared(ALONE)[1].model)
+    model = copy_model(prepare(ALONE)[1].model)
     model.place(run.start.copy(), np.zeros_like(run.start))
     x, seen = run.start.copy(), [run.start.copy() for _ in range(run.variant.ranks - masters)]
     orders: list[list[tuple[int, ...]]] = [[] for _ in range(masters)]

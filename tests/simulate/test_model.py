@@ -43,7 +43,7 @@ class Clock:
         self.steps += 1
 
 
-def costed(model: Any, clock: Clock, *, time_only: bool = False) -> Model:
+def add_clock(model: Any, clock: Clock, *, time_only: bool = False) -> Model:
     return plainly(model, clock, kind_of(model, time_only=time_only))
 
 
@@ -73,7 +73,7 @@ class Plain:
 
 def test_the_same_gradient_and_its_cost() -> None:
     net, clock = MLP([5, 4, 3]), Clock()
-    model = costed(copy_model(net), clock)
+    model = add_clock(copy_model(net), clock)
     model.place(net.x.copy(), np.empty_like(net.g))
     assert model.gradient(BATCH) == net.gradient(BATCH)
     assert (np.asarray(model.g) == net.g).all()
@@ -87,8 +87,8 @@ def test_the_same_gradient_and_its_cost() -> None:
 
 @pytest.mark.parametrize("time_only", [False, True])
 def test_only_what_can_share_factors_says_so(time_only: bool) -> None:
-    assert isinstance(costed(MLP([5, 4, 3]), Clock(), time_only=time_only), FactoredModel)
-    plain = costed(Plain(), Clock(), time_only=time_only)  # type: ignore[arg-type]
+    assert isinstance(add_clock(MLP([5, 4, 3]), Clock(), time_only=time_only), FactoredModel)
+    plain = add_clock(Plain(), Clock(), time_only=time_only)  # type: ignore[arg-type]
     assert isinstance(plain, Model)
     assert not isinstance(plain, FactoredModel)
 
@@ -97,7 +97,7 @@ def test_only_what_can_share_factors_says_so(time_only: bool) -> None:
 @pytest.mark.parametrize("time_only", [False, True])
 def test_layers_are_ready_after_the_pass_at_their_times(kind: Any, time_only: bool) -> None:
     clock, times = Clock(), []
-    model = costed(kind(), clock, time_only=time_only)
+    model = add_clock(kind(), clock, time_only=time_only)
     model.gradient(BATCH, ready=lambda layer: times.append((layer, clock.now)))
     last, first = model.layers[1], model.layers[0]
     sizes = [first.stop - first.start, last.stop - last.start]
@@ -111,7 +111,7 @@ def test_layers_are_ready_after_the_pass_at_their_times(kind: Any, time_only: bo
 
 def test_factors_and_parts_have_their_own_costs() -> None:
     clock = Clock()
-    net, model = MLP([5, 4, 3]), costed(MLP([5, 4, 3]), clock)
+    net, model = MLP([5, 4, 3]), add_clock(MLP([5, 4, 3]), clock)
     assert isinstance(model, FactoredModel)
     whole = Batch(BATCH.inputs, BATCH.labels, 6, 6, 0, 0, 0)
     net.gradient(whole)
@@ -128,7 +128,7 @@ def test_factors_and_parts_have_their_own_costs() -> None:
 @pytest.mark.parametrize("time_only", [False, True])
 def test_vectors_are_changed_in_place_as_those_of_a_real_model_are(time_only: bool) -> None:
     net, clock = MLP([5, 40, 3]), Clock()
-    model = costed(net, clock, time_only=time_only)
+    model = add_clock(net, clock, time_only=time_only)
     model.gradient(BATCH)
     before, nbytes = np.array(net.g), net.g.nbytes
     model.g *= 2.0
@@ -143,7 +143,7 @@ def test_a_time_only_model_costs_the_same_and_touches_nothing() -> None:
     net = MLP([5, 4, 3])
     x, g = net.x.copy(), net.g.copy()
     clocks = [Clock(), Clock()]
-    time_only, full = costed(net, clocks[0], time_only=True), costed(MLP([5, 4, 3]), clocks[1])
+    time_only, full = add_clock(net, clocks[0], time_only=True), add_clock(MLP([5, 4, 3]), clocks[1])
     for model in (time_only, full):
         assert isinstance(model, FactoredModel)
         assert math.isnan(model.gradient(BATCH)) == (model is time_only)

@@ -77,14 +77,12 @@ def bench(
     )
 
 
-def predicted(
-    on: Workload, *strategies: str, ranks: tuple[int, ...] = (1, 2, 4, 8), **how: Any
-) -> Prediction:
+def predict(on: Workload, *strategies: str, ranks: tuple[int, ...] = (1, 2, 4, 8), **how: Any) -> Prediction:
     return Scaling(workload=on, strategies=strategies, ranks=ranks, **how).predict()
 
 
 def test_nothing_is_lost_where_nothing_costs_anything() -> None:
-    [curve] = predicted(bench(), RING).curves
+    [curve] = predict(bench(), RING).curves
     assert [point.ranks for point in curve.points] == [1, 2, 4, 8]
     assert [point.speedup for point in curve.points] == pytest.approx([1, 2, 4, 8], rel=1e-6)
     assert [point.efficiency for point in curve.points] == pytest.approx([1, 1, 1, 1], rel=1e-6)
@@ -99,7 +97,7 @@ def test_nothing_is_lost_where_nothing_costs_anything() -> None:
 )
 def test_figures_are_those_of_simulated_runs(strategy: str, tmp_path: Path) -> None:
     on = replace(bench(batch=16), network=load_network("1gbe"))
-    [curve] = predicted(on, strategy, ranks=(4,)).curves
+    [curve] = predict(on, strategy, ranks=(4,)).curves
     [point] = curve.points
     on.costs.save(tmp_path / "costs.json")
     options = Options(network="1gbe", machine=str(tmp_path / "costs.json"), compute=False)
@@ -169,7 +167,7 @@ def test_the_reason_is_what_was_made_slow(reason: str, strategy: str, how: dict[
     if memory:
         machine = replace(FREE, memory={kind: Curves.of({1: [[1, each]]}) for kind, each in memory.items()})
         on = replace(on, network=replace(on.network, node=machine))
-    [curve] = predicted(on, strategy, ranks=(4, 8) if "masters=2" not in strategy else (3, 4)).curves
+    [curve] = predict(on, strategy, ranks=(4, 8) if "masters=2" not in strategy else (3, 4)).curves
     assert curve.limit is not None
     assert curve.limit.reason == reason, curve.summary
     share = curve.limit.shown.lost()[reason]
@@ -177,7 +175,7 @@ def test_the_reason_is_what_was_made_slow(reason: str, strategy: str, how: dict[
 
 
 def test_what_was_made_slow_is_told_with_its_figures() -> None:
-    [curve] = predicted(
+    [curve] = predict(
         bench(f"10gbe:{INSTANT},latency=5ms".replace("latency=0,", "")), RING, ranks=(8,)
     ).curves
     [point] = curve.points
@@ -192,7 +190,7 @@ def test_figures_of_ranks_that_are_placed_on_nodes_in_turn() -> None:
     on = bench("10gbe:latency=0,overhead=0,copy-bandwidth=inf,bandwidth=1MB/s,cyclic=2")
     assert describe(on).startswith("iris, mlp:8, batch 32; 10gbe:")
     assert ", ranks in turn on 2 nodes; " in describe(on)
-    [curve] = predicted(on, RING, ranks=(8,)).curves
+    [curve] = predict(on, RING, ranks=(8,)).curves
     assert "per rank, of whom the 4 of a node share a card of 1 MB/s" in curve.summary
 
 
@@ -200,13 +198,13 @@ def test_what_hides_behind_the_first_reason_is_told_next() -> None:
     slow = bench(
         "10gbe:latency=1ms,bandwidth=inf,overhead=0,copy-bandwidth=inf", work={"serve": {1: [[1, 2000 * US]]}}
     )
-    [curve] = predicted(slow, "parameter-server", ranks=(8,)).curves
+    [curve] = predict(slow, "parameter-server", ranks=(8,)).curves
     assert "waiting for masters: one master serves 7 workers" in curve.summary
     assert ", without latency too " in curve.summary
 
 
 def test_where_it_stops_and_that_the_next_rank_says_why() -> None:
-    [curve] = predicted(bench("1gbe:latency=20ms"), RING).curves
+    [curve] = predict(bench("1gbe:latency=20ms"), RING).curves
     assert curve.limit is not None
     assert (curve.limit.at.ranks, curve.limit.shown.ranks, curve.limit.half) == (1, 2, 2)
     assert curve.summary.startswith("is never faster than on one rank; efficiency is below 50 % from 2 ranks")
@@ -233,7 +231,7 @@ def test_staleness_is_a_reason_while_time_still_falls() -> None:
 
 def test_accuracy_is_computed_and_sync_learns_what_serial_learns() -> None:
     on = bench(epochs=3, batch=8, lr=0.5)
-    prediction = predicted(on, RING, "parameter-server:rule=plain", ranks=(1, 4), accuracy=True)
+    prediction = predict(on, RING, "parameter-server:rule=plain", ranks=(1, 4), accuracy=True)
     sync, server = prediction.curves
     assert prediction.serial_accuracy is not None
     assert {each.accuracy for each in sync.points} == {prediction.serial_accuracy}
@@ -250,11 +248,11 @@ def test_accuracy_needs_classes() -> None:
     numbers = load((inputs, inputs.sum(axis=1)))
     assert numbers.target == "numbers"
     with pytest.raises(UsageError, match="needs classes"):
-        predicted(replace(bench(), data=numbers), RING, ranks=(1,), accuracy=True)
+        predict(replace(bench(), data=numbers), RING, ranks=(1,), accuracy=True)
 
 
 def test_what_cannot_run_is_left_out_and_said() -> None:
-    prediction = predicted(bench(), "parameter-server:masters=2", ranks=(2, 4))
+    prediction = predict(bench(), "parameter-server:masters=2", ranks=(2, 4))
     [curve] = prediction.curves
     assert [each.ranks for each in curve.points] == [4]
     assert curve.left_out == {2: "2 masters need at least 3 ranks (2 + 1 worker); the job has 2"}
@@ -262,18 +260,18 @@ def test_what_cannot_run_is_left_out_and_said() -> None:
 
 
 def test_too_many_messages_are_not_simulated() -> None:
-    [curve] = predicted(bench("10gbe"), RING, ranks=(4, 8, 16), most=150).curves
+    [curve] = predict(bench("10gbe"), RING, ranks=(4, 8, 16), most=150).curves
     assert [each.ranks for each in curve.points] == [4, 8]
     assert "the limit is 150 (--messages)" in curve.left_out[16]
     # With nothing known of fewer ranks, they are tried first.
-    [alone] = predicted(bench("10gbe"), RING, ranks=(64,), most=150).curves
+    [alone] = predict(bench("10gbe"), RING, ranks=(64,), most=150).curves
     assert not alone.points
     assert "would take about" in alone.left_out[64]
 
 
 def test_a_strategy_that_can_never_run_is_refused() -> None:
     with pytest.raises(UsageError, match="4 masters need at least 5 ranks"):
-        predicted(bench(), "parameter-server:masters=4", ranks=(1, 2, 4))
+        predict(bench(), "parameter-server:masters=4", ranks=(1, 2, 4))
 
 
 @pytest.mark.parametrize("reason", REASONS)
@@ -311,7 +309,7 @@ def test_messages_grow_as_they_did() -> None:
 # ---- what becomes of a prediction
 
 
-def made(*, accuracy: bool = False) -> Prediction:
+def make_prediction(*, accuracy: bool = False) -> Prediction:
     points = tuple(
         point(
             p,
@@ -379,20 +377,20 @@ def test_the_picture_shows_every_line_and_the_measured_points(tmp_path: Path) ->
     record(tmp_path / "runs", RING, 2, 150.0)
     real = find_measured([tmp_path / "runs"], bench().config, [RING], serial=100.0)
     files = [tmp_path / "scaling.svg", tmp_path / "scaling.png"]
-    draw("a title", made(accuracy=True), real, files)
+    draw("a title", make_prediction(accuracy=True), real, files)
     text = files[0].read_text()
     for words in ("a title", RING, "ideal", "ranks", "speedup relative to one process", "measured on real ranks",
                   "test accuracy (%)", "latency 60 %", "mean staleness"):  # fmt: skip
         assert words in text
     assert files[1].read_bytes().startswith(b"\x89PNG")
-    draw("a title", made(), (), files[:1])
+    draw("a title", make_prediction(), (), files[:1])
     assert "accuracy" not in files[0].read_text()
     assert "measured" not in files[0].read_text()
 
 
 def test_the_table_and_the_json_hold_all_of_it(tmp_path: Path) -> None:
     record(tmp_path / "runs", RING, 4, 240.0)
-    prediction, on = made(accuracy=True), bench("10gbe:ranks-per-node=4", options={"slow": "1:2x"})
+    prediction, on = make_prediction(accuracy=True), bench("10gbe:ranks-per-node=4", options={"slow": "1:2x"})
     real = find_measured([tmp_path / "runs"], on.config, [RING], serial=100.0)
     said = table(describe(on), prediction, real)
     assert (
@@ -438,7 +436,7 @@ HALF = {1: 100 * US / 4, 2: 100 * US / 2, 4: 100 * US}
 
 
 def test_threads_win_where_messages_are_slow() -> None:
-    found = predicted(on_a_node(SLOW), RING, threaded=with_threads(SLOW, HALF))
+    found = predict(on_a_node(SLOW), RING, threaded=with_threads(SLOW, HALF))
     told = [(split.strategy, split.ranks, split.threads) for split in found.splits]
     assert told == [("serial", 1, 8), (RING, 2, 4), (RING, 4, 2)]
     assert found.splits[0].speedup == pytest.approx(4)
@@ -452,11 +450,11 @@ def test_threads_win_where_messages_are_slow() -> None:
 
 def test_ranks_win_where_threads_bring_little() -> None:
     little = {1: 90 * US, 2: 95 * US, 4: 100 * US}
-    found = predicted(on_a_node(0.0), RING, threaded=with_threads(0.0, little))
+    found = predict(on_a_node(0.0), RING, threaded=with_threads(0.0, little))
     assert found.threads.startswith(
         f"ranks alone win on nodes of 8 cores; compared with serial: {RING} on 8 ranks 8.00x, "
     )
-    slow = predicted(on_a_node(0.1), RING, threaded=with_threads(0.1, dict.fromkeys(HALF, 200 * US)))
+    slow = predict(on_a_node(0.1), RING, threaded=with_threads(0.1, dict.fromkeys(HALF, 200 * US)))
     assert slow.threads.startswith(
         "neither ranks nor threads help on nodes of 8 cores; compared with serial: "
     )
@@ -466,7 +464,7 @@ def test_ranks_win_where_threads_bring_little() -> None:
 def test_ranks_with_threads_win_on_several_nodes() -> None:
     nodes = f"10gbe:{INSTANT},ranks-per-node=1"
     threads = {1: bench(nodes, work={"gradient": {1: [[1, 20 * US]]}}, threads=8)}
-    found = predicted(bench(nodes), RING, ranks=(1, 2, 4), threaded=threads)
+    found = predict(bench(nodes), RING, ranks=(1, 2, 4), threaded=threads)
     assert [(split.ranks, split.threads) for split in found.splits] == [(1, 8), (2, 8), (4, 8)]
     assert found.threads.startswith(
         "ranks with threads win on nodes of 8 cores; compared with serial: "
@@ -476,7 +474,7 @@ def test_ranks_with_threads_win_on_several_nodes() -> None:
 
 def test_threads_are_in_the_table_the_figure_and_the_json(tmp_path: Path) -> None:
     on = on_a_node(SLOW)
-    found = predicted(on, RING, threaded=with_threads(SLOW, HALF))
+    found = predict(on, RING, threaded=with_threads(SLOW, HALF))
     shown = table("title", found, ())
     assert "with threads" in shown
     assert "threads win on nodes of 8 cores" in " ".join(shown.split())
@@ -485,7 +483,7 @@ def test_threads_are_in_the_table_the_figure_and_the_json(tmp_path: Path) -> Non
     assert [split["threads"] for split in told["splits"]] == [8, 4, 2]
     draw("title", found, (), [tmp_path / "a.svg"])
     assert f"{RING}, 2 to 4 threads a rank" in (tmp_path / "a.svg").read_text()
-    without = predicted(on, RING)
+    without = predict(on, RING)
     assert (without.splits, without.threads) == ((), "")
     assert "with threads" not in table("title", without, ())
 
@@ -525,14 +523,14 @@ def test_accuracy_is_compared_under_the_same_optimizer(monkeypatch: pytest.Monke
         return given(self, batch, rule)
 
     monkeypatch.setattr(Scaling, "_begin_serial_run", note)
-    predicted(bench(epochs=1), "parameter-server", "gossip", ranks=(2,), accuracy=True)
+    predict(bench(epochs=1), "parameter-server", "gossip", ranks=(2,), accuracy=True)
     assert set(asked) == {"", "adaptive"}
 
 
 def test_time_of_a_strategy_that_follows_values_is_that_of_the_computed_run(tmp_path: Path) -> None:
     strategy = "psgd:tolerance=0.9"  # which ends after its second epoch of eight
     on = bench(batch=16, epochs=8)
-    [curve] = predicted(on, strategy, ranks=(2,), accuracy=True).curves
+    [curve] = predict(on, strategy, ranks=(2,), accuracy=True).curves
     [point] = curve.points
     on.costs.save(tmp_path / "costs.json")
     options = Options(network=f"10gbe:{INSTANT}", machine=str(tmp_path / "costs.json"), compute=True)
@@ -546,17 +544,17 @@ def test_time_of_a_strategy_that_follows_values_is_that_of_the_computed_run(tmp_
 
 def test_course_that_follows_values_is_refused_without_them(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"psgd:tolerance=0\.5 does depends on values"):
-        predicted(bench(), "psgd:tolerance=0.5")
+        predict(bench(), "psgd:tolerance=0.5")
     job = Job(config=replace(bench().config, strategy="psgd:tolerance=0.5"), runs=None)
     with pytest.raises(UsageError, match="leave out --no-compute"):
         simulate(job, 2, Options(compute=False))
-    assert predicted(bench(), "psgd").curves[0].points
+    assert predict(bench(), "psgd").curves[0].points
 
 
 def test_processes_predict_what_one_does() -> None:
     on = bench(epochs=1, draws=12)
     one, several = (
-        predicted(
+        predict(
             on,
             "local-sgd",
             "sync",

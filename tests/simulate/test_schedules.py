@@ -23,7 +23,7 @@ from tests.simulate.scheduled import (
     as_variant,
     conserved,
     same_bits,
-    trained,
+    train_variant,
     well,
     within_bound,
 )
@@ -90,7 +90,7 @@ def test_every_strategy_is_here() -> None:
 def test_schedules(variant: Variant, holds: Callable[[Trained], None]) -> None:
     for seed in range(SEEDS):
         print("seed", seed)  # shown if it fails
-        run = trained(variant, seed)
+        run = train_variant(variant, seed)
         well(run)
         holds(run)
 
@@ -98,6 +98,6 @@ def test_schedules(variant: Variant, holds: Callable[[Trained], None]) -> None:
 def test_schedules_differ() -> None:
     """Asynchronous runs come to different ends, and the same seed to the same."""
     variant = Variant("parameter-server:rule=plain", 4, ONE_NODE)
-    ends = {trained(variant, seed).x.tobytes() for seed in range(6)}
+    ends = {train_variant(variant, seed).x.tobytes() for seed in range(6)}
     assert len(ends) > 3
-    assert trained(variant, 5).x.tobytes() in ends
+    assert train_variant(variant, 5).x.tobytes() in ends

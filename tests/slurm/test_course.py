@@ -11,7 +11,7 @@ import pytest
 from tools.slurm.cluster import cluster
 
 from paceline.launch import find
-from tests.course.started import COURSE
+from tests.course.programs import COURSE
 
 STARTS_RANKS = True
 pytestmark = pytest.mark.requires("slurm")

@@ -173,7 +173,7 @@ AGAIN = {
 }
 
 
-def trained(comm: Any, strategy: str, settings: dict[str, Any], **more: Any) -> Fitted:
+def train_with(comm: Any, strategy: str, settings: dict[str, Any], **more: Any) -> Fitted:
     return train(Job(config=Config(**settings, **more, strategy=strategy), runs=None), comm)
 
 
@@ -184,9 +184,11 @@ def against_numpy(comm: Any, runs: list[tuple[str, str, int]]) -> list[dict[str,
         with first(comm, p) as group:
             if group is None:
                 continue
-            fitted = trained(group, strategy, globals()[settings])
+            fitted = train_with(group, strategy, globals()[settings])
             with limit_threads(1):
-                row = group.bcast(wanted(strategy, globals()[settings], p) if comm.rank == 0 else None)
+                row = group.bcast(
+                    compute_expected(strategy, globals()[settings], p) if comm.rank == 0 else None
+                )
             row["off"] = float(np.abs(fitted.model.x - row.pop("x")).max())
             validated = [epoch.validation_accuracy for epoch in fitted.history]
             if "parts" in row:  # nobody speaks before the end, and then of the average
@@ -200,8 +202,8 @@ def against_numpy(comm: Any, runs: list[tuple[str, str, int]]) -> list[dict[str,
     return found
 
 
-def wanted(strategy: str, settings: dict[str, Any], p: int) -> dict[str, Any]:
-    """What must come out of a run of p ranks."""
+def compute_expected(strategy: str, settings: dict[str, Any], p: int) -> dict[str, Any]:
+    """Compute with NumPy what a run of p ranks must end with."""
     words, run = spec.parse("strategies", strategy), Again(settings, p)
     options = {name: value for name, value in words.options.items() if name != "allreduce"}
     x, seen = AGAIN[words.name](run, **options)
@@ -221,15 +223,15 @@ def to_the_bit(comm: Any) -> dict[str, bool]:
         "few": FEW,
     }.items():
         for collective in ("auto", "native"):
-            each = trained(comm, f"weight-average:allreduce={collective}", settings).model.x
-            one = trained(comm, f"local-sgd:every=1,allreduce={collective}", settings).model.x
+            each = train_with(comm, f"weight-average:allreduce={collective}", settings).model.x
+            one = train_with(comm, f"local-sgd:every=1,allreduce={collective}", settings).model.x
             found[f"{name}, {collective}, every=1"] = np.array_equal(each, one)
-        once = trained(comm, "psgd", settings).model.x
-        never = trained(comm, "local-sgd:every=none", settings).model.x
+        once = train_with(comm, "psgd", settings).model.x
+        never = train_with(comm, "local-sgd:every=none", settings).model.x
         found[f"{name}, every=none"] = np.array_equal(once, never)
         found[f"{name}, every=none is not every=1"] = not np.array_equal(once, one)
         others = np.empty((comm.size, once.size), once.dtype)
-        for x in (one, once, trained(comm, "elastic", settings).model.x):
+        for x in (one, once, train_with(comm, "elastic", settings).model.x):
             comm.Allgather(x, others)
             found[f"{name}, replicas"] = bool((others == others[0]).all()) and found.get(
                 f"{name}, replicas", True
@@ -239,19 +241,19 @@ def to_the_bit(comm: Any) -> dict[str, bool]:
 
 def alone(comm: Any) -> dict[str, float]:
     """One rank is serial training; elastic's own parameters are, and its centre follows them."""
-    serial = trained(None, "serial", MLP, update="momentum").model.x
+    serial = train_with(None, "serial", MLP, update="momentum").model.x
     names = ("weight-average", "local-sgd:every=3", "psgd", "local-sgd:every=3,warmup=4")
     return {
-        name: float(np.abs(trained(comm, name, MLP, update="momentum").model.x - serial).max())
+        name: float(np.abs(train_with(comm, name, MLP, update="momentum").model.x - serial).max())
         for name in names
     }
 
 
 def with_memory(comm: Any) -> list[float]:
     """Momentum stays each rank's own; the schedule goes by the run's batches."""
-    plain = trained(comm, "local-sgd:every=3", MLP, update="momentum:beta=0.5").model.x
-    warm = trained(comm, "local-sgd:every=4,warmup=6", DRAWN, update="momentum:beta=0.5").model.x
-    falling = trained(comm, "local-sgd:every=3", DRAWN, schedule="cosine").model.x
+    plain = train_with(comm, "local-sgd:every=3", MLP, update="momentum:beta=0.5").model.x
+    warm = train_with(comm, "local-sgd:every=4,warmup=6", DRAWN, update="momentum:beta=0.5").model.x
+    falling = train_with(comm, "local-sgd:every=3", DRAWN, schedule="cosine").model.x
     return [
         float(np.abs(plain - local(Again(MLP, comm.size), every=3, beta=0.5)[0]).max()),
         float(np.abs(warm - local(Again(DRAWN, comm.size), every=4, warmup=6, beta=0.5)[0]).max()),
@@ -264,7 +266,7 @@ def traffic(comm: Any) -> dict[str, list[int]]:
     names = ("weight-average", "local-sgd:every=4", "local-sgd:every=4,warmup=2", "psgd", "elastic:every=5")
     found = {}
     for name in names:
-        fitted = trained(comm, name + (",", ":")[":" not in name] + "allreduce=native", DRAWN)
+        fitted = train_with(comm, name + (",", ":")[":" not in name] + "allreduce=native", DRAWN)
         number = (fitted.parameters + 1) * 8
         found[name] = [fitted.messages_sent, fitted.bytes_sent // number, fitted.bytes_sent % number]
     return found
@@ -337,7 +339,7 @@ def statistics(comm: Any) -> list[dict[str, Any]]:
 
 def regression(comm: Any) -> list[Any]:
     """Real labels: no accuracy to speak of."""
-    fitted = trained(
+    fitted = train_with(
         comm,
         "psgd",
         {"data": "synthetic:samples=200,classes=0", "model": "mlp:4", "batch": 10, "epochs": 1, "draws": 4},

@@ -39,8 +39,8 @@ def run(comm: Any, strategy: str, network: Any = None, **settings: Any) -> Fitte
     )
 
 
-def checked(comm: Any, fitted: Fitted) -> dict[str, Any]:
-    """What holds after every run: one model on all ranks, each in memory of its own, and no message left."""
+def check_end(comm: Any, fitted: Fitted) -> dict[str, Any]:
+    """Check what holds after every run: one model on all ranks, each in memory of its own, and no message left."""
     x = fitted.model.x
     same = all(np.array_equal(x, other) for other in comm.allgather(x))
     buffers = comm.allgather({name: np.array(value) for name, value in fitted.model.buffers.items()})
@@ -73,7 +73,7 @@ def trains(world: Any, strategy: str) -> dict[str, Any]:
         with first(world, ranks) as comm:
             if comm is not None:
                 fitted = run(comm, strategy)
-                found.append(checked(comm, fitted))
+                found.append(check_end(comm, fitted))
                 if ranks == 1:
                     found[0]["same"] &= np.array_equal(fitted.model.x, serial.model.x)
     return {"serial": serial.test_accuracy, "found": found}
@@ -92,13 +92,13 @@ def _uneven(world: Any, strategy: str) -> dict[str, Any]:
     norm = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 10))
     cnn = {**CNN, "draws": 9, "epochs": 2}
     return {
-        "seven": checked(world, run(world, strategy, draws=7, epochs=3)),
-        "two": checked(world, run(world, strategy, draws=2, epochs=3)),
-        "momentum": checked(world, run(world, strategy, update="momentum", lr=0.1, epochs=4)),
-        "adam": checked(world, run(world, strategy, update="adam", lr=0.01, epochs=4)),
-        "cosine": checked(world, run(world, strategy, schedule="cosine", epochs=4)),
-        "norm": checked(world, run(world, strategy, network=norm, epochs=4, lr=0.5)),
-        "cnn": checked(world, run(world, strategy, **cnn)),
+        "seven": check_end(world, run(world, strategy, draws=7, epochs=3)),
+        "two": check_end(world, run(world, strategy, draws=2, epochs=3)),
+        "momentum": check_end(world, run(world, strategy, update="momentum", lr=0.1, epochs=4)),
+        "adam": check_end(world, run(world, strategy, update="adam", lr=0.01, epochs=4)),
+        "cosine": check_end(world, run(world, strategy, schedule="cosine", epochs=4)),
+        "norm": check_end(world, run(world, strategy, network=norm, epochs=4, lr=0.5)),
+        "cnn": check_end(world, run(world, strategy, **cnn)),
     }
 
 
@@ -128,7 +128,7 @@ class Waiting(MLP):
 def unhurried(world: Any, strategy: str) -> dict[str, Any]:
     """A rank that does not go on before another has finished its epoch: who waits within an epoch would hang here."""
     model = Waiting([64, 16, 10], dtype=np.float64, seed=3).prepare(world, last=30)
-    found = checked(world, run(world, strategy, network=model, draws=30 * world.size, epochs=1))
+    found = check_end(world, run(world, strategy, network=model, draws=30 * world.size, epochs=1))
     model.world.Free()
     return found
 
@@ -202,7 +202,7 @@ def nodes(world: Any) -> list[dict[str, Any]]:
                 "most": float(moved.max()),
                 "far": float(np.mean(moved > 1.001 * expected)),
                 "messages": fitted.messages_sent,
-                **checked(there, fitted),
+                **check_end(there, fitted),
             })  # fmt: skip
         there.Free()
     return found

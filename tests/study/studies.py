@@ -39,16 +39,16 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
-def study(*words: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """`paceline study …`, to its end."""
+def run_study(*words: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run `paceline study …` to its end."""
     return subprocess.run(
         command(*words), cwd=cwd, env=environment(), timeout=600, capture_output=True, text=True,
         stdin=subprocess.DEVNULL,
     )  # fmt: skip
 
 
-def started(*words: str | Path, cwd: Path) -> subprocess.Popen[str]:
-    """The same, and it goes on."""
+def start_study(*words: str | Path, cwd: Path) -> subprocess.Popen[str]:
+    """Start `paceline study …`; return its process."""
     return subprocess.Popen(
         command(*words), cwd=cwd, env=environment(), text=True, stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,

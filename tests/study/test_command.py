@@ -21,7 +21,7 @@ from paceline.study.file import read
 from paceline.study.folder import Folder, context_of
 from paceline.study.run import Trains, command, explain, open_folder
 from tests.simulate.test_training import COSTS
-from tests.study.studies import PART, SETTINGS, nobody, records, rest, study, write
+from tests.study.studies import PART, SETTINGS, nobody, records, rest, run_study, write
 
 
 def test_runs_what_is_missing_and_reports(
@@ -32,7 +32,7 @@ def test_runs_what_is_missing_and_reports(
     text = head + SETTINGS + '[[matrix]]\nstrategy = "sync"\nranks = [1, 2]\n'
     path, runs = write(tmp_path, text), tmp_path / "runs/s"
 
-    done = study(path, cwd=tmp_path)
+    done = run_study(path, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert [line.partition(":")[0].rstrip(" *") for line in done.stderr.splitlines()] == [
         "1/3  serial, seed 0", "2/3  sync on 1 rank, seed 0", "3/3  sync on 2 ranks, seed 0",

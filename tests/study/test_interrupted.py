@@ -27,7 +27,7 @@ from paceline.study.run import Ended, Lines, open_folder, run_missing
 from paceline.training.job import Job
 from paceline.training.rank import train
 from tests.simulate.test_training import COSTS
-from tests.study.studies import SETTINGS, processes, records, rest, started, study, write
+from tests.study.studies import SETTINGS, processes, records, rest, run_study, start_study, write
 
 KILLED, STOPPED, DONE = 137, 130, 0
 # Everything that changes what is on the disk, as Python tells of it before it is done.
@@ -79,7 +79,7 @@ def carry_out(folder: Path, plan: Study) -> None:
         run_missing(where, state, start, Silent(sys.stderr, total=2, done=0))
 
 
-def interrupted(folder: Path, plan: Study, at: int, how: int) -> int:
+def interrupt_study(folder: Path, plan: Study, at: int, how: int) -> int:
     """Carry the study out in a process that is killed, or gets Ctrl-C, just before its `at`-th change of the folder."""
     child = os.fork()
     if child:
@@ -113,7 +113,7 @@ def test_at_every_change_of_the_disk(tmp_path: Path, plan: Study, how: int) -> N
     wanted = {cell.key: 1 for cell in cells(plan)}
     for at in range(1, 1000, 1 if how == KILLED else 2):
         folder = tmp_path / str(at)
-        if (ended := interrupted(folder, plan, at, how)) == DONE:
+        if (ended := interrupt_study(folder, plan, at, how)) == DONE:
             break
         assert ended == how
         carry_out(folder, plan)
@@ -127,7 +127,7 @@ def test_at_every_change_of_the_disk(tmp_path: Path, plan: Study, how: int) -> N
 def test_again_and_again(tmp_path: Path, plan: Study) -> None:
     folder = tmp_path / "runs"
     starts = 0
-    while (ended := interrupted(folder, plan, 3 + 3 * starts, KILLED)) != DONE:
+    while (ended := interrupt_study(folder, plan, 3 + 3 * starts, KILLED)) != DONE:
         assert ended == KILLED
         starts += 1
     assert starts > 5
@@ -147,7 +147,7 @@ def test_the_command_at_any_moment(tmp_path: Path) -> None:
     moment = random.Random(5)
     for number in (signal.SIGINT, signal.SIGKILL, signal.SIGTERM, signal.SIGKILL):
         before = when_written(runs / ".running.json")  # one that was killed has left its own
-        running = started(path, cwd=tmp_path)
+        running = start_study(path, cwd=tmp_path)
         until = time.monotonic() + 300
         while (
             when_written(runs / ".running.json") == before
@@ -162,7 +162,7 @@ def test_the_command_at_any_moment(tmp_path: Path) -> None:
             break  # it was quicker
         assert running.returncode == (-number if number == signal.SIGKILL else 128 + number), said
         assert (number == signal.SIGKILL) or "continue with: paceline study" in said
-    done = study(path, cwd=tmp_path)
+    done = run_study(path, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert records(runs) == {cell.key: 1 for cell in read(path).cells("mpi")}
     assert rest(runs) == {".lock", "study.json", "report.html", "report-files"}
@@ -183,7 +183,7 @@ def test_a_signal_between_two_instructions_of_waiting() -> None:
 def test_a_rank_is_killed(tmp_path: Path) -> None:
     text = RANKS.replace("epochs = 1", "epochs = 100000").replace('["sync", "psgd"]', '"sync"')
     path, runs = write(tmp_path, text), tmp_path / "runs/s"
-    running = started(path, "--only", "sync", cwd=tmp_path)
+    running = start_study(path, "--only", "sync", cwd=tmp_path)
     until = time.monotonic() + 300
     ranks: list[int] = []
     while not ranks and time.monotonic() < until:

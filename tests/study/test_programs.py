@@ -17,7 +17,7 @@ from paceline.report.contents import command_of
 from paceline.study.cells import read_request, spell_cell, varying
 from paceline.study.file import BadStudyError, mistakes, read
 from paceline.study.run import command
-from tests.study.studies import records, study, write
+from tests.study.studies import records, run_study, write
 
 pytestmark = pytest.mark.once
 
@@ -169,7 +169,7 @@ def test_the_digest_of_a_program(folder: Path) -> None:
 
 def test_a_study_on_real_and_simulated_ranks(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(folder, STUDY)
-    done = study(path, cwd=folder)
+    done = run_study(path, cwd=folder)
     assert done.returncode == 0, done.stderr
     assert "perplexity" in done.stderr
     assert "the study's target of perplexity 9" in done.stdout
@@ -227,7 +227,7 @@ def test_a_program_that_fails_after_training_is_a_failure(folder: Path) -> None:
     """Also if it has recorded its run by then; the other cells are run."""
     failing = PROGRAM + "if ranks.size == 2:\n    sys.exit('no disk for the plot')\n"
     (folder / "own.py").write_text(failing)
-    done = study(write(folder, STUDY), cwd=folder)
+    done = run_study(write(folder, STUDY), cwd=folder)
     assert done.returncode == 1, done.stderr
     assert "sync on 2 ranks, seed 0: failed: no disk for the plot (exit status 1)" in done.stderr
     assert [run.config["ranks"] for run in find_runs([folder / "runs/s"])] == [1]

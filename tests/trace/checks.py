@@ -17,8 +17,8 @@ from paceline.trace import timeline_of
 TOGETHER = ("Allreduce", "Bcast", "Barrier", "Iallreduce")
 
 
-def written(run: Run, path: Path, *more: str) -> dict[str, Any]:
-    """The trace of a run, read back."""
+def write_trace(run: Run, path: Path, *more: str) -> dict[str, Any]:
+    """Write the trace of a run; return it as read back."""
     assert main(["trace", str(run.folder), "-o", str(path), *more]) == 0
     data = path.read_bytes()
     found: dict[str, Any] = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
@@ -101,7 +101,7 @@ def check_messages(trace: dict[str, Any], complete: list[dict[str, Any]], run: R
 
 def check_all(run: Run, path: Path) -> dict[str, Any]:
     """All of it, for a traced run that was not cut."""
-    trace = written(run, path)
+    trace = write_trace(run, path)
     complete = check_format(trace, run.config["ranks"])
     check_seconds(complete, run, traced=True)
     check_messages(trace, complete, run)

@@ -14,7 +14,7 @@ from paceline.files import write_arrays
 from paceline.record import Run
 from paceline.trace import _figure, select_steps, timeline_of, whole_window
 from tests.trace.cases import SMALL, STRATEGIES, every_call
-from tests.trace.checks import check_all, check_format, check_nesting, check_seconds, written
+from tests.trace.checks import check_all, check_format, check_nesting, check_seconds, write_trace
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-def simulated(runs: Path, machine: str, name: str, *, ranks: int = 5, **settings: Any) -> Run:
+def simulate(runs: Path, machine: str, name: str, *, ranks: int = 5, **settings: Any) -> Run:
     strategy: Any = every_call if name == "every_call" else name
     more = {**SMALL, "trace": True, "network": "10gbe:ranks-per-node=2", **settings}
     fitted = fit(
@@ -41,7 +41,7 @@ def simulated(runs: Path, machine: str, name: str, *, ranks: int = 5, **settings
 )
 def test_simulated_ranks(machine: str, name: str, tmp_path: Path) -> None:
     network = {"network": "loopback"} if name == "every_call" else {}
-    run = simulated(tmp_path, machine, name, **network)
+    run = simulate(tmp_path, machine, name, **network)
     trace = check_all(run, tmp_path / "trace.json")
     flows: dict[int, list[float]] = {}
     for event in trace["traceEvents"]:
@@ -61,12 +61,12 @@ def test_serial(tmp_path: Path) -> None:
 def test_the_same_simulation_gives_the_same_bytes(machine: str, tmp_path: Path) -> None:
     files = []
     for number in range(2):
-        run = simulated(tmp_path, machine, "parameter-server", seed=3)
+        run = simulate(tmp_path, machine, "parameter-server", seed=3)
         path = tmp_path / f"{number}.json.gz"
-        check_format(written(run, path), 5)
+        check_format(write_trace(run, path), 5)
         files.append((path.read_bytes(), (run.folder / "trace.npz").read_bytes()))
     assert files[0] == files[1]
-    plain = simulated(tmp_path, machine, "parameter-server", seed=3, trace=False)
+    plain = simulate(tmp_path, machine, "parameter-server", seed=3, trace=False)
     assert plain.summary["seconds_by_rank"] == run.summary["seconds_by_rank"]  # to look costs nothing there
     assert plain.trace is None
 
@@ -74,15 +74,15 @@ def test_the_same_simulation_gives_the_same_bytes(machine: str, tmp_path: Path) 
 def test_without_a_trace_steps_are_known(
     machine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = simulated(tmp_path, machine, "sync:allreduce=ring", trace=False, slow="2:3x")
-    trace = written(run, tmp_path / "trace.json")
+    run = simulate(tmp_path, machine, "sync:allreduce=ring", trace=False, slow="2:3x")
+    trace = write_trace(run, tmp_path / "trace.json")
     complete = check_format(trace, 5)
     check_seconds(complete, run, traced=False)
     assert "train with --trace" in capsys.readouterr().out
     waits = [e["dur"] / 1e6 for e in complete if e["name"] == "wait" and e["tid"] == 0]
     assert sum(waits) == pytest.approx(run.summary["seconds_by_rank"][0]["wait"], rel=1e-5)
-    run = simulated(tmp_path, machine, "parameter-server", trace=False)
-    trace = written(run, tmp_path / "trace.json")
+    run = simulate(tmp_path, machine, "parameter-server", trace=False)
+    trace = write_trace(run, tmp_path / "trace.json")
     check_seconds(check_format(trace, 5), run, traced=False)
     assert "nothing is known about rank 0" in capsys.readouterr().out
     names = [e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "thread_name"]
@@ -92,7 +92,7 @@ def test_without_a_trace_steps_are_known(
 def test_a_trace_and_a_picture_are_two_files(
     machine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run, path = simulated(tmp_path, machine, "sync:allreduce=ring"), str(tmp_path / "run.svg")
+    run, path = simulate(tmp_path, machine, "sync:allreduce=ring"), str(tmp_path / "run.svg")
     assert main(["trace", str(run.folder), "-o", path, "--picture", path]) == 2
     assert (
         capsys.readouterr().err
@@ -102,9 +102,9 @@ def test_a_trace_and_a_picture_are_two_files(
 
 @pytest.mark.parametrize("name", ["sync:allreduce=ring", "parameter-server", "main-worker", "gossip"])
 def test_some_steps_alone(machine: str, tmp_path: Path, name: str) -> None:
-    run = simulated(tmp_path, machine, name, slow="2:3x")
-    everything = written(run, tmp_path / "trace.json")
-    found = written(run, tmp_path / "some.json", "--steps", "2..3")
+    run = simulate(tmp_path, machine, name, slow="2:3x")
+    everything = write_trace(run, tmp_path / "trace.json")
+    found = write_trace(run, tmp_path / "some.json", "--steps", "2..3")
     complete = check_format(found, 5)
     steps = [e for e in complete if e["cat"] == "step"]
     assert {e["name"] for e in steps} == {"step 2", "step 3"}
@@ -141,7 +141,7 @@ def test_some_steps_alone(machine: str, tmp_path: Path, name: str) -> None:
     assert messages(found) == wanted
     busy = {e["tid"] for e in complete if e["cat"] == "work"}
     assert busy == set(taken.tolist()) | (set(range(5)) - taking)
-    one = check_format(written(run, tmp_path / "one.json", "--steps", "3"), 5)
+    one = check_format(write_trace(run, tmp_path / "one.json", "--steps", "3"), 5)
     assert {e["name"] for e in one if e["cat"] == "step"} == {"step 3"}
     assert main(["trace", str(run.folder), "-o", str(tmp_path / "no.json"), "--steps", "90..91"]) == 2
 
@@ -153,7 +153,7 @@ def messages(trace: dict[str, Any]) -> list[list[dict[str, Any]]]:
 
 
 def test_the_picture_of_some_steps_has_no_others(machine: str, tmp_path: Path) -> None:
-    run = simulated(tmp_path, machine, "parameter-server", slow="2:3x")
+    run = simulate(tmp_path, machine, "parameter-server", slow="2:3x")
     timeline = select_steps(timeline_of(run), (2, 3))
     axes = _figure(run, timeline, whole_window(timeline)).axes[0]
     assert {text.get_text() for text in axes.texts if text.get_text()} <= {"step 2", "step 3"}
@@ -177,12 +177,12 @@ def test_a_long_trace_is_cut_and_says_so(
     machine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("paceline.training.rank.event_limit", lambda ranks: 40)
-    run = simulated(tmp_path, machine, "sync:allreduce=ring")
+    run = simulate(tmp_path, machine, "sync:allreduce=ring")
     trace = run.trace
     assert trace is not None
     assert np.bincount(trace["rank"]).tolist() == [40] * 5
     assert "the trace holds the first 40 events of each rank; 5 of 5 had more" in run.summary["remarks"]
-    found = written(run, tmp_path / "trace.json", "--picture", str(tmp_path / "steps.svg"))
+    found = write_trace(run, tmp_path / "trace.json", "--picture", str(tmp_path / "steps.svg"))
     check_format(found, 5)
     assert found["otherData"]["events not kept"] == trace["lost"].sum() > 0
     assert "truncated when it was recorded" in capsys.readouterr().out
@@ -191,7 +191,7 @@ def test_a_long_trace_is_cut_and_says_so(
 def test_old_records_are_refused_in_a_line(
     machine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = simulated(tmp_path, machine, "sync", trace=False)
+    run = simulate(tmp_path, machine, "sync", trace=False)
     old = {name: column for name, column in run.steps.items() if name not in ("start", "wait")}
     write_arrays(run.folder / "steps.npz", old)
     read = Run(run.folder).steps
@@ -207,7 +207,7 @@ def test_old_records_are_refused_in_a_line(
 def test_refusals(machine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(UsageError, match="a trace is stored in the run's folder"):
         fit("mlp:8", "iris", strategy="serial", runs=None, trace=True, **SMALL)
-    run = simulated(tmp_path, machine, "sync")
+    run = simulate(tmp_path, machine, "sync")
     out = ["-o", str(tmp_path / "trace.json")]
     assert main(["trace", str(run.folder), *out, "--picture", "steps.bmp"]) == 2
     assert "a picture must end in one of .png, .svg, .pdf; got steps.bmp" in capsys.readouterr().err

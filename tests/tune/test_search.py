@@ -311,7 +311,7 @@ def test_nothing_reaches_the_target_and_the_nearest_is_given() -> None:
     assert results(search).count("\n") == 2
 
 
-def recorded(values: dict[int, list[float]], *candidates: Candidate) -> Search:
+def search_records(values: dict[int, list[float]], *candidates: Candidate) -> Search:
     """Return a search that only finds records of the first candidate: by seed, its values after each epoch."""
     machine = Machine(dict.fromkeys(candidates, 1.0), dict.fromkeys(candidates, 1.0))
     for seed, found in values.items():
@@ -326,7 +326,7 @@ def recorded(values: dict[int, list[float]], *candidates: Candidate) -> Search:
 
 def test_what_misses_the_target_with_a_seed_is_second_though_it_is_faster() -> None:
     """And the same candidate is named as second best and in the sentence on how sure the answer is."""
-    search = recorded({0: [0.91], 1: [0.5, 0.91]}, ALONE, THREADS)  # after 0.5 and 1 s
+    search = search_records({0: [0.91], 1: [0.5, 0.91]}, ALONE, THREADS)  # after 0.5 and 1 s
     for seed, value in ((0, 0.91), (1, 0.5)):
         search.note(THREADS, seed, Observed(epochs=1, points=(Point(1, 0.6, value),), seconds=0.6))
     answer = conclude(search)
@@ -351,7 +351,7 @@ def test_what_misses_the_target_with_a_seed_is_second_though_it_is_faster() -> N
 def test_the_command_ends_at_the_target_with_its_own_seed(
     values: dict[int, list[float]], epochs: int, seed: int | None
 ) -> None:
-    answer = conclude(recorded(values, ALONE))
+    answer = conclude(search_records(values, ALONE))
     assert answer.epochs == epochs
     words = answer.command.split()
     assert f"--epochs={epochs}" in words
@@ -361,19 +361,19 @@ def test_the_command_ends_at_the_target_with_its_own_seed(
 
 
 def test_the_command_of_the_nearest_ends_where_it_was_nearest() -> None:
-    answer = conclude(recorded({0: [0.5, 0.7, 0.89, 0.6, 0.6]}, ALONE))
+    answer = conclude(search_records({0: [0.5, 0.7, 0.89, 0.6, 0.6]}, ALONE))
     assert "89.00 % after 1.50 s" in answer.found
     assert "--epochs=3" in answer.command.split()
-    answer = conclude(recorded({0: [0.5, 0.6], 1: [0.5, 0.7]}, ALONE))
+    answer = conclude(search_records({0: [0.5, 0.6], 1: [0.5, 0.7]}, ALONE))
     assert {"--epochs=2", "--seed=1"} <= set(answer.command.split())
 
 
 def test_the_only_candidate_is_not_compared() -> None:
-    assert conclude(recorded({0: [0.5, 0.9]}, ALONE)).sure == "how sure: it was the only candidate"
+    assert conclude(search_records({0: [0.5, 0.9]}, ALONE)).sure == "how sure: it was the only candidate"
 
 
 def test_advice_is_about_what_kept_the_search_from_the_target() -> None:
-    spent = recorded({0: [0.5, 0.6]}, ALONE)
+    spent = search_records({0: [0.5, 0.6]}, ALONE)
     assert conclude(spent).sure == "how sure: not at all; try a longer budget or an easier target"
     spent.interrupted = True
     assert conclude(spent).sure == (
@@ -405,7 +405,7 @@ def test_runs_of_a_fixed_length_need_more_epochs_and_not_more_time() -> None:
 def test_the_command_names_the_strategy_and_the_epochs_even_if_they_are_the_defaults() -> None:
     default = Config()
     sync = one_thread(strategy=default.strategy, ranks=2)
-    words = conclude(recorded({0: [0.5] * (default.epochs - 1) + [0.9]}, sync)).command.split()
+    words = conclude(search_records({0: [0.5] * (default.epochs - 1) + [0.9]}, sync)).command.split()
     assert f"--strategy={default.strategy}" in words
     assert f"--epochs={default.epochs}" in words
 

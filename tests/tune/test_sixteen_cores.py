@@ -29,7 +29,7 @@ NEVER = 1e9
 GOAL = Goal.parse("90%")
 
 
-def between(batch: float, **steps: float) -> float:
+def interpolate(batch: float, **steps: float) -> float:
     """Return the milliseconds of a step, between and beyond those that were measured: b64=8.9, b256=12."""
     known = sorted((int(name[1:]), value) for name, value in steps.items())
     pairs = list(pairwise(known))
@@ -49,12 +49,12 @@ def wide(ranks: int, threads: int, batch: float, *, exchange: bool) -> float:
     if ranks == 1 and threads == 1:
         return 3 + 0.375 * batch
     if ranks == 1:
-        return 16 / threads * between(batch, b16=8.0, b64=8.9, b256=12.0, b1024=40.0)
+        return 16 / threads * interpolate(batch, b16=8.0, b64=8.9, b256=12.0, b1024=40.0)
     if not exchange:
         return max(10.0, wide(1, threads, batch / ranks, exchange=False))
     if threads == 1:
         return max(wide(1, 1, batch / ranks, exchange=False), 4.0) + (42 - 27 if batch >= 1024 else 45)
-    return between(batch, b16=30.0, b256=33.0, b1024=35.0)
+    return interpolate(batch, b16=30.0, b256=33.0, b1024=35.0)
 
 
 def wide_today(ranks: int, threads: int, batch: float, *, exchange: bool) -> float:
@@ -64,7 +64,7 @@ def wide_today(ranks: int, threads: int, batch: float, *, exchange: bool) -> flo
         return (
             alone
             if threads == 1
-            else max(alone / threads, between(batch, b16=7.8, b64=9.2, b256=20.8, b1024=51.6))
+            else max(alone / threads, interpolate(batch, b16=7.8, b64=9.2, b256=20.8, b1024=51.6))
         )
     if not exchange:
         return max(10.0, wide_today(1, threads, batch / ranks, exchange=False))
@@ -73,7 +73,7 @@ def wide_today(ranks: int, threads: int, batch: float, *, exchange: bool) -> flo
         (8, 1): {"b256": 18.8, "b1024": 44.6}, (4, 4): {"b256": 10.5, "b1024": 45.0},
         (4, 1): {"b256": 28.0, "b1024": 80.0}, (2, 8): {"b64": 6.6, "b1024": 50.0},
     }.get((ranks, threads), {"b64": 40.0, "b1024": 200.0})  # fmt: skip
-    return max(5.0, between(batch, **known))
+    return max(5.0, interpolate(batch, **known))
 
 
 def small(ranks: int, threads: int, batch: float, *, exchange: bool) -> float:

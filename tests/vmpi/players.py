@@ -42,7 +42,7 @@ def _room(length: int, kind: str) -> Any:
     return np.full(length, True if kind == "?" else NOTHING, kind)
 
 
-def _told(values: Any) -> Any:
+def _digest(values: Any) -> Any:
     if values is None:
         return None
     if values.size <= 8:
@@ -78,7 +78,7 @@ def _messages(comm: Any, drawn: Round) -> Any:
                 outgoing.append((made, values))
     statuses = ENDS[drawn["end"][rank]](MPI, requests)
     MPI.Request.Waitall([request for request, _ in outgoing])
-    return [[_told(room), _status(status)] for room, status in zip(rooms, statuses, strict=True)]
+    return [[_digest(room), _status(status)] for room, status in zip(rooms, statuses, strict=True)]
 
 
 def _waitall(MPI: Any, requests: list[Any]) -> list[Any]:
@@ -173,7 +173,7 @@ def _shift(comm: Any, drawn: Round) -> Any:
         theirs = _room(max(lengths), drawn["kind"])
         comm.Sendrecv(mine, to, 3, theirs, source, 3, status)
     told = _status(status)
-    return [_told(theirs), ["nobody", told[1] == MPI.ANY_TAG, told[2]] if of < 0 else told]
+    return [_digest(theirs), ["nobody", told[1] == MPI.ANY_TAG, told[2]] if of < 0 else told]
 
 
 def _probed(comm: Any, drawn: Round) -> Any:
@@ -208,7 +208,7 @@ def _probed(comm: Any, drawn: Round) -> Any:
         message.Recv(room, again)
     else:
         comm.Recv(room, status.Get_source(), status.Get_tag(), again)
-    return [_told(room), _status(status), _status(again)]
+    return [_digest(room), _status(status), _status(again)]
 
 
 def _contexts(comm: Any, drawn: Round) -> Any:
@@ -225,7 +225,7 @@ def _contexts(comm: Any, drawn: Round) -> Any:
         pairs = list(zip([comm, other], rooms, strict=True))
         for each, room in reversed(pairs) if drawn["second first"] else pairs:
             each.Recv(room, drawn["source"], 9)
-        found = [_told(room) for room in rooms]
+        found = [_digest(room) for room in rooms]
     other.Free()
     return found
 
@@ -244,7 +244,7 @@ def _repeated(comm: Any, drawn: Round) -> Any:
         mine[:] = _values(drawn["seed"] + time + rank, mine.size, drawn["kind"])
         MPI.Prequest.Startall(requests)
         MPI.Request.Waitall(requests)
-        found.append(_told(theirs))
+        found.append(_digest(theirs))
     for request in requests:
         request.Free()
     return found
@@ -270,7 +270,7 @@ def _moved(comm: Any, drawn: Round) -> Any:
     if call == "Bcast":
         into = _values(drawn["seed"], n, kind) if mine else _room(n, kind)
         _called(comm, drawn, into, root)
-        return _told(into)
+        return _digest(into)
     if call.endswith("v"):
         return _moved_parts(comm, drawn)
     own, whole = _values(drawn["seed"] + rank, n, kind), _room(n * p, kind)
@@ -279,17 +279,17 @@ def _moved(comm: Any, drawn: Round) -> Any:
             whole[rank * n : (rank + 1) * n] = own
         send = MPI.IN_PLACE if here and (first or mine) else own
         _called(comm, drawn, send, whole if first or mine else None, *([] if first else [root]))
-        return _told(whole)
+        return _digest(whole)
     if call == "Scatter":
         whole = _values(drawn["seed"], n * p, kind)
         into = _room(n, kind)
         _called(comm, drawn, whole if mine else None, MPI.IN_PLACE if here and mine else into, root)
-        return _told(into)
+        return _digest(into)
     send = _values(drawn["seed"] + rank, n * p, kind)
     if here:
         whole[:] = send
     _called(comm, drawn, MPI.IN_PLACE if here else send, whole)
-    return _told(whole)
+    return _digest(whole)
 
 
 def _moved_parts(comm: Any, drawn: Round) -> Any:
@@ -307,19 +307,19 @@ def _moved_parts(comm: Any, drawn: Round) -> Any:
     if call == "Alltoallv":
         room, into = parts([lengths[source][rank] for source in range(p)], fill=False)
         _called(comm, drawn, parts(lengths[rank], fill=True)[1], into)
-        return _told(room)
+        return _digest(room)
     counts = lengths[0]
     own = _values(drawn["seed"] + rank, counts[rank], kind)
     if call == "Scatterv":
         into = _room(counts[rank], kind)
         _called(comm, drawn, parts(counts, fill=True)[1] if mine else None, into, root)
-        return _told(into)
+        return _digest(into)
     room, into = parts(counts, fill=False)
     if call == "Gatherv":
         _called(comm, drawn, own, into if mine else None, root)
     else:
         _called(comm, drawn, own, into)
-    return _told(room)
+    return _digest(room)
 
 
 def _combined(comm: Any, drawn: Round) -> Any:
@@ -350,7 +350,7 @@ def _combined(comm: Any, drawn: Round) -> Any:
         _called(comm, drawn, send, into, op)
     if own:
         op.Free()
-    return None if call == "Exscan" and rank == 0 else _told(into)
+    return None if call == "Exscan" and rank == 0 else _digest(into)
 
 
 def _objects(comm: Any, drawn: Round) -> Any:

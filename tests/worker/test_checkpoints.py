@@ -36,7 +36,7 @@ def _machine(tmp_path_factory: pytest.TempPathFactory) -> None:
     COMMON["machine"] = str(path)
 
 
-def saved(folder: Path, strategy: str, every: str, **more: Any) -> Any:
+def train_with_checkpoints(folder: Path, strategy: str, every: str, **more: Any) -> Any:
     """Train on simulated ranks and keep every checkpoint."""
     whole = fit(
         **COMMON, strategy=strategy, runs=folder / "runs", checkpoint_every=every, checkpoints=99, **more
@@ -59,7 +59,7 @@ def cut(run: Path, to: Path, number: int) -> Path:
 @pytest.mark.parametrize("update", ["momentum", "adam"])
 @pytest.mark.parametrize("strategy", IN_STEP)
 def test_same_bits_from_any_checkpoint(strategy: str, update: str, tmp_path: Path) -> None:
-    whole = saved(tmp_path, strategy, "5 steps", ranks=3, update=update)
+    whole = train_with_checkpoints(tmp_path, strategy, "5 steps", ranks=3, update=update)
     plain = fit(**COMMON, strategy=strategy, update=update, ranks=3, runs=None)
     assert np.array_equal(plain.model.x, whole.model.x)  # saving changes nothing
     numbers = checkpoint.numbers(whole.run, 0)
@@ -79,7 +79,7 @@ def test_same_bits_from_any_checkpoint(strategy: str, update: str, tmp_path: Pat
 def test_ranks_that_were_saved_in_different_epochs_meet_in_the_first_of_them(
     strategy: str, ahead: int, ranks: int, tmp_path: Path
 ) -> None:
-    whole = saved(tmp_path, strategy, "3 steps", ranks=3)
+    whole = train_with_checkpoints(tmp_path, strategy, "3 steps", ranks=3)
     run = cut(whole.run, tmp_path / "cut", 2)  # in epoch 1
     for rank in {0, 1, 2} - {ahead}:
         checkpoint.discard(run, rank, keep=lambda other: other <= 1)  # in epoch 0
@@ -100,7 +100,7 @@ def test_ranks_that_were_saved_in_different_epochs_meet_in_the_first_of_them(
 def test_another_number_of_ranks_ends_the_same_up_to_rounding(
     strategy: str, ranks: int, tmp_path: Path
 ) -> None:
-    whole = saved(tmp_path, strategy, "7 steps", ranks=3, update="adam")
+    whole = train_with_checkpoints(tmp_path, strategy, "7 steps", ranks=3, update="adam")
     again = fit(resume=cut(whole.run, tmp_path / "cut", 3), ranks=ranks, quiet=True)
     assert again.ranks == ranks
     assert np.allclose(whole.model.x, again.model.x, rtol=1e-3, atol=1e-4)
@@ -112,7 +112,7 @@ def test_another_number_of_ranks_ends_the_same_up_to_rounding(
     "strategy", ["weight-average", "local-sgd:every=4", "elastic:every=3", "psgd", "gossip", "hogwild"]
 )
 def test_others_go_on_with_the_samples_that_are_left(strategy: str, ranks: int, tmp_path: Path) -> None:
-    whole = saved(tmp_path, strategy, "3 steps", ranks=3)
+    whole = train_with_checkpoints(tmp_path, strategy, "3 steps", ranks=3)
     again = fit(resume=cut(whole.run, tmp_path / "cut", 2), ranks=ranks, quiet=True)
     assert again.history[-1].epoch == 2
     assert np.isfinite(again.model.x).all()
@@ -131,7 +131,7 @@ def test_a_complete_run_is_trained_further(tmp_path: Path) -> None:
 
 
 def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    whole = saved(tmp_path, "sync", "5 steps", ranks=2)
+    whole = train_with_checkpoints(tmp_path, "sync", "5 steps", ranks=2)
     run = cut(whole.run, tmp_path / "cut", 4)
     path = checkpoint.part_of(run, 1, 4)
     path.write_bytes(path.read_bytes()[:-200])
@@ -151,7 +151,7 @@ def test_runs_that_cannot_be_resumed_are_refused(tmp_path: Path) -> None:
 
 
 def test_half_written_parts_of_a_killed_run_are_removed(tmp_path: Path) -> None:
-    whole = saved(tmp_path, "sync", "5 steps", ranks=2)
+    whole = train_with_checkpoints(tmp_path, "sync", "5 steps", ranks=2)
     run = cut(whole.run, tmp_path / "cut", 3)
     half = checkpoint.part_of(run, 1, 4).with_name(".000004.npz.abcd")
     half.write_bytes(b"half")
@@ -285,7 +285,7 @@ def test_a_checkpoint_with_impossible_values_is_refused_in_one_line(
 
 
 def test_ranks_that_disagree_on_divergence_do_not_wait_for_each_other(tmp_path: Path) -> None:
-    whole = saved(tmp_path, "elastic:every=3", "epoch", ranks=2)
+    whole = train_with_checkpoints(tmp_path, "elastic:every=3", "epoch", ranks=2)
     run = cut(whole.run, tmp_path / "cut", 1)
     state = checkpoint.read(run, 1, 1)
     state["recovery"]["stopped"] = "it has diverged"

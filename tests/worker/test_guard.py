@@ -9,7 +9,7 @@ import pytest
 
 from paceline import fit
 from paceline.worker.divergence import Guard, all_equal
-from tests.diagnosis.made import costs
+from tests.diagnosis.runs import costs
 
 SATURATED = dict(lr=100.0, epochs=4, batch=64, runs=None, quiet=True)
 

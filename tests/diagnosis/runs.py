@@ -38,12 +38,12 @@ def costs(folder: Path, *, fixed: float = 20 * US, each: float = 10 * US, slower
     return str(path)
 
 
-def made(
+def simulate_runs(
     folder: Path, *runs: tuple[Any, ...], given: dict[str, float] | None = None, **settings: Any
 ) -> list[Run]:
-    """Simulated runs, each a strategy, a number of ranks and perhaps settings of its own, of one problem.
+    """Simulate runs of one problem, each with a strategy, a number of ranks and perhaps settings of its own.
 
-    A run that another test has made is copied.
+    A run that another test has simulated is copied.
     """
     folder.mkdir(parents=True, exist_ok=True)
     machine = costs(folder, **(given or {}))  # type: ignore[arg-type]
@@ -91,8 +91,8 @@ def cause(found: Diagnosis, rule: str) -> Cause | None:
     return next((each for each in found.causes if each.rule == rule), None)
 
 
-def advised(advice: str) -> list[dict[str, str]]:
-    """The settings of each thing that an advice says to try."""
+def parse_advice(advice: str) -> list[dict[str, str]]:
+    """Return the settings of each thing that an advice says to try."""
     return [dict(re.findall(r"(?:^|[ (])--?([a-z][a-z-]*) ([^\s(),]\S*?)(?=[,)]? |[,)]?$)", part)) for part in
             re.split(r", (?:or|and) ", re.sub(r"\([^()]*\)", "", advice))]  # fmt: skip
 

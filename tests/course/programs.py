@@ -13,15 +13,15 @@ from tests.ranks import ROOT
 COURSE = ROOT / "examples/course"
 
 
-def started(ranks: int, program: Path, *words: str) -> tuple[int, list[str]]:
-    """`mpiexec -n RANKS python3 PROGRAM WORDS`: the exit status and all that was said."""
+def run_on_ranks(ranks: int, program: Path, *words: str) -> tuple[int, list[str]]:
+    """Run `mpiexec -n RANKS python3 PROGRAM WORDS`; return the exit status and all that it printed."""
     lines: list[str] = []
     command = [sys.executable, "-W", "error", str(program), *words]
     return run(ranks, command, on_line=lines.append, time_limit=280), lines
 
 
-def alone(program: Path, *words: str) -> tuple[int, list[str]]:
-    """The same without mpiexec."""
+def run_alone(program: Path, *words: str) -> tuple[int, list[str]]:
+    """Run a program without mpiexec."""
     done = subprocess.run(
         [sys.executable, "-W", "error", str(program), *words],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=280,
@@ -53,8 +53,8 @@ print(json.dumps(found))
 """
 
 
-def each_alone(program: Path, commands: list[str]) -> dict[str, tuple[int, list[str]]]:
-    """The same for several commands that start nothing: one after the other in one process."""
+def run_each_alone(program: Path, commands: list[str]) -> dict[str, tuple[int, list[str]]]:
+    """Run several commands that start nothing, one after the other in one process."""
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", EACH, str(program), *commands],
         capture_output=True, text=True, timeout=280,

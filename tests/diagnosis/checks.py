@@ -16,8 +16,8 @@ from paceline.simulate.options import NAMES, options_of
 from paceline.training.job import Job
 
 
-def accepted(run: Run, advice: str) -> None:
-    """Every alternative of an advice, typed after the run's own settings, is read and passes all checks before a start."""
+def check_advice(run: Run, advice: str) -> None:
+    """Check that `paceline train` accepts every alternative of an advice, typed after the run's own settings."""
     for part in re.split(r", (?:or|and) (?=-)", re.sub(r" \([^()]*\)", "", advice)):
         if part.startswith("paceline trace ") or not part:
             continue
