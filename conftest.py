@@ -10,7 +10,7 @@ from typing import Any
 
 import hypothesis
 import pytest
-from tests.components import missing
+from tests.components import explain_missing
 
 # The same examples every time, however slow the machine; `pytest --hypothesis-profile=default` looks for new ones.
 hypothesis.settings.register_profile("same", derandomize=True, deadline=None)
@@ -123,7 +123,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip a test whose component is missing; in CI, where nothing may be missing, fail it."""
     for marker in item.iter_markers("requires"):
         for component in marker.args:
-            if reason := missing(component):
+            if reason := explain_missing(component):
                 if os.environ.get("CI") == "true":
                     pytest.fail(reason, pytrace=False)
                 pytest.skip(reason)

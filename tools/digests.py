@@ -1,16 +1,16 @@
-"""Records what training comes to, digest by digest, so that a rewriting of the code can be held to it.
+"""Record digests of what training ends with, to check that a refactoring changes nothing.
 
     python tools/digests.py --paceline .venv/bin/paceline -o before.json --twice
     python tools/digests.py --paceline ../other/.venv/bin/paceline -o after.json
     python tools/digests.py --compare before.json after.json
 
-Every case is a `paceline` command, one at a time; what is recorded is read from its run's folder. Of a case: a SHA-256 of
-the final parameters, accuracy, losses, bytes and messages, and of a simulated one its virtual times. Costs of computing
-are made up here and given with --machine, so that no time of the machine that it runs on is in a simulation.
+Every case is a `paceline` command, one at a time, and what is recorded is read from its run's folder: a SHA-256 of the
+final parameters, accuracy, losses, bytes and messages, and the virtual times of a simulated run. The costs of computing
+are fixed here and given with --machine, so that simulations do not depend on the speed of this machine.
 
-Where the course of a run depends on what comes first (parameter-server, gossip, hogwild, sync:balance=true), passes over
-vectors cost nothing (`FREE`) and ranks differ much in speed: the order, and so the parameters, do not hang on how such
-passes are accounted for. All other cases, those of time alone among them, have them at their usual costs.
+Where the course of a run depends on what arrives first (parameter-server, gossip, hogwild, sync:balance=true), passes over
+vectors cost nothing (`FREE`) and the ranks differ much in speed, so that the order, and with it the parameters, does not
+depend on how such passes are charged. In all other cases they have their usual costs.
 
 --twice runs cases on real ranks a second time; what differs is marked as unstable, and not compared.
 The comparison ends with status 1 if parameters, bytes or messages differ, or cases are missing or failed.
@@ -80,7 +80,17 @@ class Case:
 
 def cases() -> list[Case]:
     """All of them, each run that is replayed before its replay."""
-    found = [*list_simulated(), *networks(), *time_alone(), *real(), *scaling()]
+    found = [
+        *serial(),
+        *synchronous(),
+        *averaging(),
+        *lock_free(),
+        *parameter_server(),
+        *networks(),
+        *time_alone(),
+        *real(),
+        *scaling(),
+    ]
     names = [case.name for case in found]
     twice = {name for name in names if names.count(name) > 1}
     assert not twice, twice
@@ -127,29 +137,36 @@ def slow_ranks(ranks: int) -> str:
     return ",".join(f"{rank}:{1 + 0.113 * rank + 0.0137 * rank**2:.4f}x" for rank in range(1, ranks))
 
 
-def list_simulated() -> Iterator[Case]:
-    """List cases of the small network on simulated ranks: strategies, options, updates, schedules, nodes, divergence."""
-    two, three, four, one_node = (
-        "10gbe:ranks-per-node=2", "10gbe:ranks-per-node=3", "10gbe:ranks-per-node=4", "loopback",
-    )  # fmt: skip
-    updates = ("momentum --lr 0.03", "nesterov --lr 0.03", "rms --lr 0.01", "adam --lr 0.01")
+TWO, THREE, FOUR, ONE_NODE = (
+    "10gbe:ranks-per-node=2", "10gbe:ranks-per-node=3", "10gbe:ranks-per-node=4", "loopback",
+)  # fmt: skip
+UPDATES = ("momentum --lr 0.03", "nesterov --lr 0.03", "rms --lr 0.01", "adam --lr 0.01")
 
-    def sim(*words: Any, **about: Any) -> Case:
-        return case("sim", *words, **about)
 
-    def order(*words: Any, **about: Any) -> Case:
-        return case("sim", *words, timed=True, **about)
+def sim(*words: Any, **about: Any) -> Case:
+    """A case on simulated ranks."""
+    return case("sim", *words, **about)
 
-    def away(strategy: str, ranks: int, **about: Any) -> Case:
-        alone = strategy.startswith(("serial", "sync", "main-worker"))  # or a rank's own batches
-        epoch = 12 if alone else 12 * ranks
-        more = f"--draws {epoch} --schedule warmup:steps={5 * epoch}"
-        return case("sim", strategy, ranks, more, settings=RUNS_AWAY, named="diverging", **about)
 
+def order(*words: Any, **about: Any) -> Case:
+    """A case on simulated ranks whose parameters depend on the order of messages."""
+    return case("sim", *words, timed=True, **about)
+
+
+def away(strategy: str, ranks: int, **about: Any) -> Case:
+    """A case that diverges."""
+    alone = strategy.startswith(("serial", "sync", "main-worker"))  # or a rank's own batches
+    epoch = 12 if alone else 12 * ranks
+    more = f"--draws {epoch} --schedule warmup:steps={5 * epoch}"
+    return case("sim", strategy, ranks, more, settings=RUNS_AWAY, named="diverging", **about)
+
+
+def serial() -> Iterator[Case]:
+    """Training on one process: models, updates, schedules, divergence."""
     yield sim("serial", 1)
     yield sim("serial", 1, "--model mlp:16,12 --lr 1")
     for update in (
-        *updates,
+        *UPDATES,
         "sgd:weight-decay=0.01",
         "nesterov:weight-decay=0.01",
         "adam:weight-decay=0.1 --lr 0.01",
@@ -163,6 +180,9 @@ def list_simulated() -> Iterator[Case]:
     yield away("serial", 1)
     yield sim("serial", 1, "--model mlp:16,12 --lr 1000 --on-divergence stop")
 
+
+def synchronous() -> Iterator[Case]:
+    """Synchronous training with every collective, on one node and on several, and `main-worker`."""
     for collective in ("auto", "native", "naive", "ring", "recursive-doubling", "rabenseifner"):
         for ranks in (3, 7) if collective in ("auto", "native") else (2, 3, 4, 7):
             yield sim(f"sync:allreduce={collective}", ranks)
@@ -170,17 +190,17 @@ def list_simulated() -> Iterator[Case]:
     yield sim("sync:allreduce=ring", 1)
     for collective in ("shared-memory", "hierarchical"):
         for ranks in (2, 3, 7):
-            yield sim(f"sync:allreduce={collective}", ranks, net=one_node)
+            yield sim(f"sync:allreduce={collective}", ranks, net=ONE_NODE)
     for ranks in (2, 3):
-        yield sim("sync", ranks, net=one_node)
-        yield sim("sync:allreduce=shared-memory", ranks, net=one_node, settings=FACTORED, named="factored")
-    yield sim("sync", 7, "--update adam --lr 0.01", net=one_node, settings=FACTORED, named="factored")
-    for net, ranks in ((two, 4), (four, 7)):
+        yield sim("sync", ranks, net=ONE_NODE)
+        yield sim("sync:allreduce=shared-memory", ranks, net=ONE_NODE, settings=FACTORED, named="factored")
+    yield sim("sync", 7, "--update adam --lr 0.01", net=ONE_NODE, settings=FACTORED, named="factored")
+    for net, ranks in ((TWO, 4), (FOUR, 7)):
         yield sim("sync:allreduce=hierarchical", ranks, net=net)
         yield sim("sync", ranks, net=net)
-    for update in updates:
-        yield sim("sync:allreduce=shared-memory", 3, f"--update {update}", net=one_node)
-    yield sim("sync:allreduce=hierarchical", 7, "--update adam --lr 0.01", net=three)
+    for update in UPDATES:
+        yield sim("sync:allreduce=shared-memory", 3, f"--update {update}", net=ONE_NODE)
+    yield sim("sync:allreduce=hierarchical", 7, "--update adam --lr 0.01", net=THREE)
     yield sim("sync:allreduce=ring", 3, "--update momentum --schedule cosine:warmup=10")
     yield sim(
         "sync:allreduce=rabenseifner", 3, "--dtype float64 --model mlp:16,12,activation=tanh,normalise=true"
@@ -189,20 +209,23 @@ def list_simulated() -> Iterator[Case]:
     yield sim("sync:allreduce=ring", 4, "--rendezvous")
     yield away("sync:allreduce=ring", 3)
     yield order("sync:allreduce=ring,balance=true", 4)
-    yield order("sync:allreduce=shared-memory,balance=true", 3, net=one_node)
-    yield order("sync:balance=true", 7, net=four)
+    yield order("sync:allreduce=shared-memory,balance=true", 3, net=ONE_NODE)
+    yield order("sync:balance=true", 7, net=FOUR)
 
     for ranks in (2, 3, 4, 7):
         yield sim("main-worker", ranks)
-    yield sim("main-worker", 4, "--update adam --lr 0.01", net=two)
+    yield sim("main-worker", 4, "--update adam --lr 0.01", net=TWO)
     yield sim("main-worker", 3, "--update nesterov --schedule warmup:steps=20")
     yield away("main-worker", 3)
 
+
+def averaging() -> Iterator[Case]:
+    """Strategies that average parameters."""
     for ranks in (1, 2, 3, 7):
         yield sim("weight-average", ranks)
     yield sim("weight-average:allreduce=ring", 4)
-    yield sim("weight-average", 7, "--update adam --lr 0.01", net=four)
-    yield sim("weight-average:allreduce=shared-memory", 4, net=one_node)
+    yield sim("weight-average", 7, "--update adam --lr 0.01", net=FOUR)
+    yield sim("weight-average:allreduce=shared-memory", 4, net=ONE_NODE)
 
     for ranks in (1, 2, 3, 7):
         yield sim("local-sgd:every=4", ranks)
@@ -211,39 +234,45 @@ def list_simulated() -> Iterator[Case]:
     yield sim("local-sgd:every=3,outer-momentum=0.9,outer-lr=0.7", 2)
     yield sim("local-sgd:every=3,warmup=4,outer-momentum=0.9,outer-lr=0.7,allreduce=ring", 4)
     yield sim("local-sgd:outer-lr=0.5,allreduce=naive", 3, "--schedule cosine")
-    for update in updates:
+    for update in UPDATES:
         yield sim("local-sgd:every=5", 3, f"--update {update}")
-    yield sim("local-sgd:every=3,outer-momentum=0.9", 7, net=four)
+    yield sim("local-sgd:every=3,outer-momentum=0.9", 7, net=FOUR)
     yield away("local-sgd:every=3,warmup=2,outer-momentum=0.9", 3)
 
     for ranks in (1, 2, 3, 7):
         yield sim("elastic:every=3", ranks)
     yield sim("elastic:every=2,moving-rate=0.2,allreduce=ring", 4, "--update momentum")
-    yield sim("elastic", 7, "--update adam --lr 0.01", net=four)
+    yield sim("elastic", 7, "--update adam --lr 0.01", net=FOUR)
     yield away("elastic:every=3", 3)
 
     for ranks in (1, 2, 3, 7):
         yield sim("psgd", ranks)
     yield sim("psgd:tolerance=0.05,allreduce=ring", 4, "--epochs 5")
-    yield sim("psgd", 4, "--update adam --lr 0.01", net=two)
+    yield sim("psgd", 4, "--update adam --lr 0.01", net=TWO)
     yield away("psgd", 3)
 
+
+def lock_free() -> Iterator[Case]:
+    """`gossip` and `hogwild`."""
     for ranks in (1, 2, 3, 4, 7):
         yield order("gossip", ranks)
-    yield order("gossip:every=3", 4, "--update adam --lr 0.01", net=two)
-    yield order("gossip:every=2", 4, "--rendezvous", net=one_node)
+    yield order("gossip:every=3", 4, "--update adam --lr 0.01", net=TWO)
+    yield order("gossip:every=2", 4, "--rendezvous", net=ONE_NODE)
     yield away("gossip", 3, timed=True)
     yield order("gossip", 4, "--jitter 0.2")
 
     for ranks in (1, 2, 3, 4, 7):
-        yield order("hogwild", ranks, net=one_node)
-    yield order("hogwild:every=4", 4, net=two)
-    yield order("hogwild:every=2", 7, "--update momentum --lr 0.03", net=three)
+        yield order("hogwild", ranks, net=ONE_NODE)
+    yield order("hogwild:every=4", 4, net=TWO)
+    yield order("hogwild:every=2", 7, "--update momentum --lr 0.03", net=THREE)
     yield order("hogwild:every=4", 3)
-    yield order("hogwild", 3, "--update adam --lr 0.01", net=one_node)
-    yield away("hogwild", 3, net=one_node, timed=True)
-    yield order("hogwild:every=4", 4, "--jitter 0.2", net=two)
+    yield order("hogwild", 3, "--update adam --lr 0.01", net=ONE_NODE)
+    yield away("hogwild", 3, net=ONE_NODE, timed=True)
+    yield order("hogwild:every=4", 4, "--jitter 0.2", net=TWO)
 
+
+def parameter_server() -> Iterator[Case]:
+    """Masters, placements, rules and updates of `parameter-server`."""
     server = "parameter-server"
     for masters, ranks in ((1, 2), (1, 3), (1, 4), (1, 7), (2, 4), (2, 7), (3, 4), (3, 7)):
         yield order(f"{server}:masters={masters}", ranks)
@@ -266,14 +295,14 @@ def list_simulated() -> Iterator[Case]:
     ):  # fmt: skip
         yield order(f"{server}:masters=2,rule={rule}", 4)
     yield order(f"{server}:rule=dana", 4, "--lr 0.01")
-    for update in updates:
+    for update in UPDATES:
         yield order(f"{server}:masters=2,placement=even,rule=plain", 4, f"--update {update}")
     yield order(f"{server}:rule=gap-aware", 4, "--schedule step:every=30 --dtype float64")
     yield order(f"{server}:rule=staleness", 3, "--update momentum --schedule cosine:warmup=10 --lr 0.03")
     yield away(f"{server}:masters=2,rule=plain", 4, timed=True)
     yield order(f"{server}:rule=plain", 4, "--model mlp:16,12 --lr 1000 --on-divergence stop")
-    yield order(f"{server}:masters=2", 7, net=three)
-    yield order(f"{server}:masters=2", 4, net=one_node)
+    yield order(f"{server}:masters=2", 7, net=THREE)
+    yield order(f"{server}:masters=2", 4, net=ONE_NODE)
     yield order(f"{server}:masters=2", 4, "--rendezvous")
     yield order(f"{server}:masters=2", 7, "--jitter 0.2")
 
@@ -601,7 +630,9 @@ def compare(args: argparse.Namespace) -> int:
             differ = differ or ["status"]
         bad += bool(strict)
         notes = [
-            shown(field, x, y) for field in differ if field not in ("parameters", "losses", "order", "words")
+            describe_change(field, x, y)
+            for field in differ
+            if field not in ("parameters", "losses", "order", "words")
         ]
         if "parameters" in differ and x["timed"] and x.get("times") != y.get("times"):
             notes.append("its order depends on virtual times, which differ too")
@@ -613,7 +644,9 @@ def compare(args: argparse.Namespace) -> int:
         say("What differs (* parameters, bytes, messages or status):\n" + table(rows) + "\n")
     if missing:
         say("In one recording only:\n  " + "\n  ".join(missing) + "\n")
-    times = sorted((found for name in names if (found := moved(name, a[name], b[name]))), reverse=True)
+    times = sorted(
+        (found for name in names if (found := compare_times(name, a[name], b[name]))), reverse=True
+    )
     timed = sum("times" in a[name] and "times" in b[name] for name in names)
     if times:
         head = ("train seconds", "before", "after", "largest change of a part, as a part of them", "case")
@@ -627,8 +660,8 @@ def compare(args: argparse.Namespace) -> int:
     return 1 if bad else 0
 
 
-def shown(field: str, x: dict[str, Any], y: dict[str, Any]) -> str:
-    """Both values of a field, where they are short."""
+def describe_change(field: str, x: dict[str, Any], y: dict[str, Any]) -> str:
+    """Return both values of a field, if they are short."""
     if field == "status" and "error" in y:
         return f"{x['status']} -> {y['status']}: {y['error'].strip().splitlines()[-1] if y['error'].strip() else ''}"
     if isinstance(x.get(field), dict):
@@ -636,8 +669,8 @@ def shown(field: str, x: dict[str, Any], y: dict[str, Any]) -> str:
     return f"{field} {x.get(field)} -> {y.get(field)}"
 
 
-def moved(name: str, x: dict[str, Any], y: dict[str, Any]) -> tuple[float, tuple[str, ...]] | None:
-    """How far the virtual times of a case have moved: by how much to sort, and a row."""
+def compare_times(name: str, x: dict[str, Any], y: dict[str, Any]) -> tuple[float, tuple[str, ...]] | None:
+    """Return by how much the virtual times of a case differ, and a row of the table; None if they do not."""
     p, q = x.get("times"), y.get("times")
     if p is None or q is None or p == q:
         return None
