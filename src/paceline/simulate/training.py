@@ -380,6 +380,7 @@ class Simulated:
 
     def __init__(self, comm: Any, simulation: Simulation) -> None:
         self.comm = comm
+        self.rank, self.ranks = comm.Get_rank(), comm.Get_size()
         self._simulation = simulation
         self.threads = simulation.threads
         self.time_only = simulation.time_only
@@ -607,7 +608,7 @@ class SimulatedProgram(Simulated):
         self._common: ProgramSimulation = common
 
     def prepare(self, job: Job) -> Components:
-        made = job.prepare(self.comm.Get_size())
+        made = job.prepare(self.ranks)
         return made._replace(model=add_costs(made.model, self.comm))
 
     def folder(self, job: Job) -> Path | None:

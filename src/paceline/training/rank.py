@@ -269,6 +269,9 @@ class RankEnvironment(Protocol):
 
     comm: Any
     """An mpi4py communicator, or one with the same interface; None for a single process without MPI."""
+    rank: int
+    ranks: int
+    """Its rank and size; 0 and 1 without MPI."""
     threads: int
     """Threads of each rank."""
     simulated: bool
@@ -361,6 +364,8 @@ class Process:
         requests: StopRequests | None = None,
     ) -> None:
         self.comm = comm
+        self.rank: int = 0 if comm is None else comm.Get_rank()
+        self.ranks: int = 1 if comm is None else comm.Get_size()
         self._watchdog = watchdog
         self._requests = requests
         self.threads = threads
@@ -386,19 +391,18 @@ class Process:
         return made
 
     def _prepare(self, job: Job) -> Components:
-        ranks = 1 if self.comm is None else self.comm.Get_size()
-        if job.launcher() == "torch" and ranks > 1 and not isinstance(self.comm, Processes):
+        n = self.ranks
+        if job.launcher() == "torch" and n > 1 and not isinstance(self.comm, Processes):
             raise UsageError(
-                f"{job.name()} starts its processes itself and cannot use the {ranks} ranks of an MPI job: "
-                f"run it without mpiexec or srun, and give their number (-n {ranks}, or ranks={ranks} of fit)"
+                f"{job.name()} starts its processes itself and cannot use the {n} ranks of an MPI job: "
+                f"run it without mpiexec or srun, and give their number (-n {n}, or ranks={n} of fit)"
             )
-        return job.prepare(ranks)
+        return job.prepare(n)
 
     def folder(self, job: Job) -> Path | None:
         if job.runs is None:
             return None
-        ranks, rank = (1, 0) if self.comm is None else (self.comm.Get_size(), self.comm.Get_rank())
-        made = self.agree(lambda: job.new_folder(ranks) if rank == 0 else None)
+        made = self.agree(lambda: job.new_folder(self.ranks) if self.rank == 0 else None)
         if made is not None:
             announce_run(made)
         self._nodes = nodes_of(self.comm)
@@ -408,10 +412,8 @@ class Process:
         return agree(self.comm, work)
 
     def checkpoint(self, run: Path, *, whole: bool) -> list[int] | None:
-        first = self.comm is None or self.comm.Get_rank() == 0
-        found: list[int] | None = json.loads(
-            broadcast_text(self.comm, json.dumps(find_latest(run, whole=whole) if first else None))
-        )
+        latest = find_latest(run, whole=whole) if self.rank == 0 else None
+        found: list[int] | None = json.loads(broadcast_text(self.comm, json.dumps(latest)))
         return found
 
     def follow(self, me: Worker, strategy: Strategy | Train, folder: Path | None) -> None:
@@ -484,27 +486,26 @@ def train(
 
 def train_at(place: RankEnvironment, job: Job, progress: Show | None) -> Fitted:
     """Run one rank's part of `job`, wherever that rank is. Collective; every rank gets the results."""
-    rank, ranks = (0, 1) if place.comm is None else (place.comm.Get_rank(), place.comm.Get_size())
     components = place.prepare(job)
     folder = place.run = place.folder(job)
-    record = Record(folder) if folder is not None and rank == 0 else None
+    record = Record(folder) if folder is not None and place.rank == 0 else None
     rate = _choose_rate(job, components)
-    batches = _make_batches(place, job, components, rank, ranks)
+    batches = _make_batches(place, job, components)
     epochs = job.config.epochs
     work = (epochs, epochs * batches.steps_per_epoch, epochs * batches.samples_per_epoch)
-    shown = progress(*work) if progress and rank == 0 else None
+    shown = progress(*work) if progress and place.rank == 0 else None
     resumption = place.resumption
     if resumption is None and job.resume is not None:
         resumption = load_states(place, job.resume, kind_of_batches(components.strategy))
         place.agree(partial(check_fits, job.resume, resumption, components.model, components.data))
     if folder is not None:
-        place.agree(partial(_begin_record, record, job, place, components, ranks, rate, resumption))
+        place.agree(partial(_begin_record, record, job, place, components, rate, resumption))
     me = _make_worker(place, job, components, batches, rate, record, shown)
     saver = protect(me, job, place, components.strategy, folder)
     if resumption is not None:
         me.resume(resumption, kind_of_batches(components.strategy))
     place.follow(me, components.strategy, folder)
-    if place.losses and rank == 0 and not place.simulated:
+    if place.losses and place.rank == 0 and not place.simulated:
         me.findings["failures"][-1]["seconds"] = time.time() - place.losses[-1].noticed
     found, tested = _train_and_test(place, job, me, components.strategy, record, shown, saver)
     if me.events is not None:
@@ -547,16 +548,16 @@ def _choose_rate(job: Job, components: Components) -> float:
     return choose_rate(components.update, float(getattr(components.model, "default_rate", 0.1)))
 
 
-def _make_batches(place: RankEnvironment, job: Job, components: Components, rank: int, ranks: int) -> Batches:
+def _make_batches(place: RankEnvironment, job: Job, components: Components) -> Batches:
     config, model = job.config, components.model
-    number, parts = (rank, ranks) if place.part is None else place.part
+    rank, ranks = (place.rank, place.ranks) if place.part is None else place.part
     return Batches(
         components.data.train,
-        batch=batch_of(config, components.strategy, ranks),
+        batch=batch_of(config, components.strategy, place.ranks),
         seed=config.seed,
         dtype=model.x.dtype,
-        rank=number,
-        ranks=parts,
+        rank=rank,
+        ranks=ranks,
         draws=config.draws,
         time_only=place.time_only,
         pieces=config.reproducible,
@@ -570,7 +571,6 @@ def _begin_record(
     job: Job,
     place: RankEnvironment,
     components: Components,
-    ranks: int,
     rate: float,
     resumption: Resumption | None,
 ) -> None:
@@ -578,7 +578,7 @@ def _begin_record(
     if record is None:
         return
     if resumption is None:
-        settings = _settings_for_record(job, place, components, ranks, rate)
+        settings = _settings_for_record(job, place, components, rate)
         record.start(settings, place.environment())
         return
     history = [Epoch(**epoch) for epoch in resumption.first["history"]]
@@ -597,8 +597,7 @@ def _make_worker(
     shown: Progress | None,
 ) -> Worker:
     """Make the worker, whose communicator counts its messages and traces them if asked. Collective."""
-    comm, config, folder = place.comm, job.config, place.run
-    rank, ranks = (0, 1) if comm is None else (comm.Get_rank(), comm.Get_size())
+    comm, rank, ranks, config, folder = place.comm, place.rank, place.ranks, job.config, place.run
 
     def on_epoch(epoch: Epoch) -> None:
         if record is not None:
@@ -743,7 +742,6 @@ def _settings_for_record(
     job: Job,
     place: RankEnvironment,
     components: Components,
-    ranks: int,
     rate: float,
 ) -> dict[str, Any]:
     """Return the requested settings, for the record."""
@@ -754,12 +752,12 @@ def _settings_for_record(
     if job.optimizer is not None:
         facts["update"] = describe_update(components.update)
     if isinstance(strategy, Strategy):
-        facts["strategy_facts"] = Facts.of(strategy, ranks=ranks, update=job.config.update).as_json()
+        facts["strategy_facts"] = Facts.of(strategy, ranks=place.ranks, update=job.config.update).as_json()
     return {
         **asdict(job.config),
         "lr": rate,
         "strategy": job.name(),
-        "ranks": ranks,
+        "ranks": place.ranks,
         "asked": {
             "lr": job.config.lr,
             **{k: v for k, v in (job.program or {}).items() if k in ("strategy", "until")},

@@ -128,7 +128,7 @@ def load_states(place: RankEnvironment, run: Path, kind: str) -> Resumption:
 
     `kind`: how batches are divided among the ranks; see `kind_of_batches`.
     """
-    rank, ranks = (0, 1) if place.comm is None else (place.comm.Get_rank(), place.comm.Get_size())
+    rank, ranks = place.rank, place.ranks
 
     def read(numbers: list[int]) -> Resumption:
         before = len(numbers)
@@ -209,15 +209,14 @@ def changes_for_record(job: Job, place: RankEnvironment, resumption: Resumption)
     """Return what changes in the record's settings when a run is resumed."""
     assert job.resume is not None
     before = Run(job.resume).config
-    ranks = 1 if place.comm is None else place.comm.Get_size()
     position = resumption.first["position"]
     entry = {
-        "time": _now(), "ranks": ranks, "ranks_before": resumption.ranks, "epoch": position["epoch"],
+        "time": _now(), "ranks": place.ranks, "ranks_before": resumption.ranks, "epoch": position["epoch"],
         "turn": position["turn"],
     }  # fmt: skip
     if job.because:
         entry["because"] = job.because
-    return {"ranks": ranks, "epochs": job.config.epochs, "resumed": [*before.get("resumed", []), entry]}
+    return {"ranks": place.ranks, "epochs": job.config.epochs, "resumed": [*before.get("resumed", []), entry]}
 
 
 def _now() -> str:
@@ -371,7 +370,7 @@ def train_surviving(
     place: RankEnvironment, job: Job, attempt: Callable[[RankEnvironment, Job], Fitted]
 ) -> Fitted:
     """Run one rank's part of a job; when other ranks die, go on with those that are left."""
-    numbers = list(range(place.comm.Get_size()))  # of the ranks, at the start of the run
+    numbers = list(range(place.ranks))  # of the ranks, at the start of the run
     losses: list[Loss] = []
     me: Worker | None = None
     while True:
@@ -438,13 +437,12 @@ def recover(
     place: RankEnvironment, me: Worker, numbers: list[int], losses: list[Loss], noticed: float
 ) -> tuple[RankEnvironment, list[int]]:
     """Return the environment of this rank among the survivors, with the state from which it goes on."""
-    before = place.comm
     for table in me.logs.values():
         table.flush()
     states = _states(place, me)
     after, rows, state, lost = _gather_survivors(place, me, states)
     alive = rows[:, RANK].tolist()
-    dead = [rank for rank in range(before.Get_size()) if rank not in alive]
+    dead = [rank for rank in range(place.ranks) if rank not in alive]
     began = bool(rows[:, BEGUN].all())
     if not began:  # another death before all could go on: they go back to where they wanted to go on from
         assert place.resumption is not None
@@ -458,7 +456,7 @@ def recover(
         state = next(state for state in states if state["moment"] == max(common))
     found = place.without(after, [numbers[rank] for rank in dead])
     found.run = place.run
-    divided = before.Get_size()
+    divided = place.ranks
     if began:
         epoch, turns = _find_turns(me, state, rows, divided)
         state = _complete(state, me, epoch)
@@ -467,7 +465,7 @@ def recover(
         epoch, divided = state["position"]["epoch"], place.resumption.ranks
         turns = None if place.part is not None else place.resumption.turns
     if turns is None:  # every rank keeps its part of the data
-        found.part = place.part or (before.Get_rank(), before.Get_size())
+        found.part = place.part or (place.rank, place.ranks)
     found.resumption = Resumption([state], own=0, ranks=divided, turns=turns or ())
     redone = int((rows[:, COUNT] - state["position"]["count"]).max()) if me.keeper.saves == "together" else 0
     loss = Loss(
@@ -494,7 +492,7 @@ def _gather_survivors(
     comm, position = place.comm, states[-1]["position"]
     known = np.full(MOMENTS.stop, NONE, np.int64)
     known[: MOMENTS.start] = (
-        comm.Get_rank(), position["epoch"], position["turn"], position["count"], place.worker is not None,
+        place.rank, position["epoch"], position["turn"], position["count"], place.worker is not None,
         me.regroup is not None,
     )  # fmt: skip
     known[MOMENTS.start :][: len(states)] = [state["moment"] for state in states]
@@ -514,7 +512,7 @@ def _gather_survivors(
                 raise
             after.Revoke()
         if _all_are_alive(after):
-            order = [*alive, *(rank for rank in range(place.comm.Get_size()) if rank not in alive)]
+            order = [*alive, *(rank for rank in range(place.ranks) if rank not in alive)]
             _renumber(place.run, me, order, after)
             if _all_are_alive(after):  # all files have their new names
                 return after, rows, state, lost
