@@ -68,13 +68,22 @@ def share(fraction: float) -> str:
     return f"{100 * fraction:.0f} %" if fraction >= 0.01 or fraction == 0 else f"{100 * fraction:.1g} %"
 
 
+def ratio(factor: float) -> str:
+    """Format a ratio of two times with at least three figures.
+
+    >>> ratio(3.2), ratio(41.26), ratio(1234.5)
+    ('3.20', '41.3', '1,234')
+    """
+    return f"{factor:.2f}" if factor < 10 else f"{factor:.1f}" if factor < 100 else f"{factor:,.0f}"
+
+
 def times(factor: float) -> str:
     """Format a speedup.
 
     >>> times(3.2), times(41.26), times(1234.5)
     ('3.20x', '41.3x', '1,234x')
     """
-    return f"{factor:.2f}x" if factor < 10 else f"{factor:.1f}x" if factor < 100 else f"{factor:,.0f}x"
+    return f"{ratio(factor)}x"
 
 
 def megabytes(nbytes: float) -> str:

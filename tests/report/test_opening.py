@@ -50,6 +50,11 @@ CASES: dict[str, tuple[list[Way], float | None, str, str]] = {
         [SERIAL, ("sync", 2, 5.0, 0.95)], 0.9,
         "Stay with serial, 1 rank: it reaches 90.00 % first, after 4 s; closest is sync, 2 ranks, after 5 s.", "One run",
     ),
+    "the closest to serial learned less": (
+        [SERIAL, ("hogwild", 2, 5.0, 0.91)], 0.9,
+        "Stay with serial, 1 rank: it reaches 90.00 % first, after 4 s; closest is hogwild, 2 ranks, after 5 s, but it "
+        "learns less.", "One run",
+    ),
     "nothing reaches it": (
         [SERIAL, ("sync", 2, 2.5, 0.96)], 0.99,
         "Nothing reached the target of 99.00 %; closest was sync, 2 ranks, at 96.00 % after its best epoch.", "",
@@ -287,6 +292,8 @@ def test_simulated_rows_answer_if_nothing_else_was_compared(matrix: Path) -> Non
         answer = opening_of(document_of(some))
         assert answer.sentence.startswith(tuple(begin + words for words in ("use ", "stay with ", "nothing")))
         assert (f"(simulated: {NODES})" in answer.sentence) == (begin == "Simulated: ")  # said once
+    alone = [run for run in foretold if run.config["strategy"] == "serial"]
+    assert opening(document_of(alone)).sentence.startswith(f"Simulated on {NODES}: ")
     timed = [run for run in found if run.simulated and not run.simulated.get("compute", True)]
     assert opening_of(document_of(timed)).sentence.startswith(
         "Simulated on 1gbe, time only: sync, 4 ranks takes the"
@@ -615,6 +622,7 @@ def test_the_candidates_of_a_search_are_rows_of_one_problem(runs: list[Run], tmp
     assert first.sentence.startswith(
         "Use serial, 1 rank, batch 64, lr 4: it reaches 90.00 % first, after 2 s; closest is "
     )
+    assert first.sure.endswith("There is no complete run on more than one rank.")
     assert "--batch 64" in first.command
     assert "--epochs 2" in first.command  # as many as it takes, not as many as it had
     assert isinstance(first.figure, Points)
@@ -659,6 +667,19 @@ def test_the_page_of_a_search_that_goes_on_says_so(runs: list[Run], tmp_path: Pa
         False,
         True,
     ]  # the other one was stopped after its first epoch
+
+
+def test_the_page_of_a_search_whose_runs_have_learned_nothing_yet_names_the_target(
+    runs: list[Run], tmp_path: Path
+) -> None:
+    searched(runs, tmp_path, (64, 2.0, 1, 4.0, 0))
+    [run] = find_runs([tmp_path])
+    rewrite(run.folder / "summary.json", test_accuracy=0.34)
+    with_epochs(run, (1.0, 0.34))
+    page = document_of(find_runs([tmp_path]), context=context_of([tmp_path]))
+    assert opening(page).sentence == (
+        "Nothing reached the target of 90.00 %; closest was serial, 1 rank, at 34.00 % after its best epoch."
+    )
 
 
 def test_candidates_that_reached_the_target_in_some_runs_are_counted_apart(

@@ -297,7 +297,7 @@ def test_threads_win(runs: list[Run], tmp_path: Path) -> None:
 def test_ranks_win_over_threads(runs: list[Run], tmp_path: Path) -> None:
     rows = make_threaded_rows(runs, tmp_path, *WIDE[:2], ("sync", 16, 1, 6.0))
     assert verdict(rows)[0].startswith(
-        "sync, 16 ranks, in 6.00 s, is 10.00 times as fast as serial with 1 thread and 2.00 times as fast as with 16; "
+        "sync, 16 ranks, in 6.00 s, is 10.0 times as fast as serial with 1 thread and 2.00 times as fast as with 16; "
     )
 
 

@@ -275,6 +275,18 @@ def test_the_only_one_that_reached_the_target_is_not_certain_while_others_are_un
     ]
 
 
+def test_an_answer_is_no_surer_than_the_candidates_that_were_tried() -> None:
+    search = search_on(four(), ALONE, THREADS, SYNC, SERVER)
+    for candidate, took in ((ALONE, 1000.0), (THREADS, 2.0)):
+        for seed, noise in enumerate((1.0, 1.02, 0.98)):
+            point = Point(1, took * noise, 0.95)
+            search.note(candidate, seed, Observed(epochs=1, points=(point,), seconds=took * noise, wall=None))
+    assert conclude(search).sure == (
+        "how sure: 478 to 523 times as fast as the second best, with 95 % confidence, but 2 candidates could not be tried "
+        "to the end"
+    )
+
+
 def test_no_run_is_longer_than_the_fastest_so_far() -> None:
     machine = four(SERVER=1000.0)
     search = search_on(machine, ALONE, THREADS, SYNC, SERVER)

@@ -28,7 +28,7 @@ from paceline.compare.verdict import (
 )
 from paceline.record import Run
 from paceline.record.environment import cores_were_shared
-from paceline.text import count, join, time_span
+from paceline.text import count, join, ratio, time_span
 
 # The origin of a target that a study has.
 OF_STUDY = "the study's"
@@ -187,7 +187,7 @@ def answer(rows: Sequence[Row], target: Target | None, *, going_on: bool = False
     """
     tried, foretold = select_real(rows), select_simulated(rows)
     compared = [row for row in tried if not row.serial and not row.alone]
-    if foretold and not compared and any(not row.serial for row in foretold):
+    if foretold and not compared and (not tried or any(not row.serial for row in foretold)):
         found = _answer(foretold, target, going_on=going_on)
         return replace(
             found, sentence=f"{simulated_on(foretold[0])}: {found.sentence[:1].lower()}{found.sentence[1:]}"
@@ -203,7 +203,7 @@ def _answer(rows: Sequence[Row], target: Target | None, *, going_on: bool) -> An
         return Answer(
             sentence=f"Nothing can be recommended: {only if every else 'every row has runs that diverged'}."
         )
-    if all(row.guessed for row in whole):
+    if all(row.guessed for row in whole) and (target is None or whole[0].setting is None):
         return Answer(sentence=f"{guesses(whole[0]).capitalize()}.")
     several = [row for row in rows if not row.alone] or list(rows)
     if len(rows) > 1 and all(row.alone for row in rows):
@@ -228,7 +228,9 @@ def _fastest(rows: Sequence[Row]) -> Answer:
     """Answer with the time of rows whose quality is unknown."""
     row = min((row for row in rows if row.timed_only), key=lambda row: row.train_seconds)
     gain = (
-        f", {row.speedup:.2f} times as fast as serial" if row.speedup is not None and not row.serial else ""
+        f", {ratio(row.speedup)} times as fast as serial"
+        if row.speedup is not None and not row.serial
+        else ""
     )
     return Answer(
         sentence=f"{name(row)} takes the least time, {time_span(row.train_seconds)}{gain}; what it learns is unknown, "
@@ -310,7 +312,8 @@ def _first(when: Sequence[Reached], rows: Sequence[Row], target: Target, *, othe
             sentence += noise
         elif other is not None:
             among = "" if other is beaten[0] else "on several ranks, "
-            sentence += f"; {among}closest is {name(other.row)}, after {time_span(_mean(other))}"
+            worse = ", but it learns less" if standing(other.row, rows) == "learned less" else ""
+            sentence += f"; {among}closest is {name(other.row)}, after {time_span(_mean(other))}{worse}"
         elif all(one.serial for one in rows):
             sentence += "; nothing was tried on more than one rank"
         else:
@@ -321,6 +324,8 @@ def _first(when: Sequence[Reached], rows: Sequence[Row], target: Target, *, othe
     sure = [_other_programs(first, next(iter(beside), other))]
     if len(rows) > 1:
         sure.insert(0, _compare_runs(first, beside, other, times))
+    if beaten and all(one.serial for one in rows):
+        sure.append("There is no complete run on more than one rank.")
     if row.setting is None or row.optimizer:  # in a search, only its own matters
         sure.append(_optimizer(row, rows))
     return Answer(sentence=f"{sentence}.", sure=" ".join(filter(None, sure)), row=row)
@@ -336,7 +341,8 @@ def _against_serial(first: Reached, serial: Reached | None, rows: Sequence[Row],
         return f"; {took} is slower"
     wrong = f", which is implausible: more than {count(first.row.ranks, 'rank')} can give"
     gain = _mean(serial) / _mean(first)
-    spelled = f"{gain:.2f}".rstrip("0").rstrip(".")
+    spelled = ratio(gain)
+    spelled = spelled.rstrip("0").rstrip(".") if "." in spelled else spelled
     why = wrong if implausible(first.row, rows) else ""
     if not why and superlinear(gain, first.row.ranks * first.row.threads):
         needed = [_epochs(one, target) for one in (first, serial)]
@@ -401,14 +407,14 @@ def _compare_runs(
     than = alike[0] if alike else other
     if than is None:
         return _runs(first.row.runs)
-    ratio = times[first.row].times_as_fast(times[than.row])
-    if ratio is None:
+    interval = times[first.row].times_as_fast(times[than.row])
+    if interval is None:
         return "Run more seeds." if alike else _runs(1)
     spread = f"{name(first.row)}: {_span(first)}; {name(than.row)}: {_span(than)}"
     if alike:
         more = f"; and {count(len(alike) - 1, 'other')}" if len(alike) > 1 else ""
         return f"Not certain: {spread}{more}. More seeds could tell."
-    low, high = (f"{end:.2f}" for end in ratio)
+    low, high = map(ratio, interval)
     return f"{low} to {high} times as fast as {name(than.row)}, with 95 % confidence ({spread})."
 
 

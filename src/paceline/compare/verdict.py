@@ -9,7 +9,7 @@ from statistics import fmean
 from paceline.compare.metric import LOSS
 from paceline.compare.noise import WITHIN, Timing, with_noise, within_noise
 from paceline.compare.rows import Row, label, simulated_on
-from paceline.text import count, seconds
+from paceline.text import count, ratio, seconds
 
 # The number of rows that a sentence lists individually.
 NAMED = 2
@@ -106,7 +106,7 @@ def implausible(row: Row, rows: Sequence[Row]) -> bool:
 
 
 def _implausible(row: Row) -> str:
-    times = f"{row.speedup or 0.0:.2f} times as fast as serial"
+    times = f"{ratio(row.speedup or 0.0)} times as fast as serial"
     runs = "on one run" if row.runs == 1 else f"on {row.runs} runs"
     return (
         f"{label(row)}: {times} {runs} is implausible, more than {count(row.ranks, 'rank')} can give; serial's runs were "
@@ -264,12 +264,10 @@ def _bought(nearest: Row, than: Row, rows: Sequence[Row], faster: Sequence[Row])
     if nearest.score is not None and than.score is not None:
         spell = than.metric.spell
         at = f"; {than.metric.heading(than.where)} {spell(nearest.score)}, {name} {spell(than.score)}"
-    of = f"{nearest.speedup:.2f} times as fast as {name}"
+    of = f"{ratio(nearest.speedup)} times as fast as {name}"
     if nearest.against_threads is not None:
         fewest, most = (pick(row.threads for row in rows if row.serial) for pick in (min, max))
-        of += (
-            f" with {count(fewest, 'thread')} and {nearest.against_threads:.2f} times as fast as with {most}"
-        )
+        of += f" with {count(fewest, 'thread')} and {ratio(nearest.against_threads)} times as fast as with {most}"
     return f"{said}, is {of}{_aside(nearest, rows)}{at}"
 
 

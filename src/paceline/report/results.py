@@ -23,7 +23,7 @@ from paceline.report.document import Column, Spread, Table, Value
 from paceline.report.series import series_of
 from paceline.report.study import describe_cell
 from paceline.study.folder import Failed
-from paceline.text import count, megabytes, seconds, times
+from paceline.text import count, megabytes, ratio, seconds, times
 
 # The most important columns come first: a narrow screen shows those.
 FIRST = (
@@ -381,10 +381,10 @@ def _cost(row: Row, than: Row | None, target: Target | None) -> str:
     words = [f"{seconds(row.train_seconds)} s"]
     if row.speedup is not None:
         with_threads = (
-            "" if row.against_threads is None else f", {row.against_threads:.2f} as with all threads"
+            "" if row.against_threads is None else f", {ratio(row.against_threads)} as with all threads"
         )
         name = than.strategy if than is not None and than.serial else "serial"
-        words[0] += f" ({row.speedup:.2f} times as fast as {name}{with_threads})"
+        words[0] += f" ({ratio(row.speedup)} times as fast as {name}{with_threads})"
     words.append(f"{megabytes(row.bytes_sent)} MB sent" if row.bytes_sent else "nothing sent")
     if row.diverged:
         words.append(divergence(row))

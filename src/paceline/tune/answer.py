@@ -9,7 +9,7 @@ from pathlib import Path
 
 from paceline.compare.noise import AS_FAST, WITHIN, Timing, differ, simplest
 from paceline.study.run import command
-from paceline.text import count, join, table
+from paceline.text import count, join, ratio, table
 from paceline.text import seconds as spell_seconds
 from paceline.tune.search import HANGS, MOST_EPOCHS, SPENT, TOO_SLOW, UNSEEN, Point, Search, Trial
 from paceline.tune.space import Candidate
@@ -76,12 +76,13 @@ def _choose(
         return best, None, f"how sure: {_say_only_one(search)}{why}"
     if not alike:
         nearest = min((one for one in found if one != best), key=lambda one: found[one].key)
-        ratio = found[best].times_as_fast(found[nearest])
-        if ratio is None or found[best].missed != found[nearest].missed:
-            return best, nearest, f"how sure: others did not reach the target with every seed{why}"
-        low, high = ratio
+        interval = found[best].times_as_fast(found[nearest])
+        untried = _say_untried(search, "but")
+        if interval is None or found[best].missed != found[nearest].missed:
+            return best, nearest, f"how sure: others did not reach the target with every seed{untried}{why}"
+        low, high = map(ratio, interval)
         sure = (
-            f"how sure: {low:.2f} to {high:.2f} times as fast as the second best, with 95 % confidence{why}"
+            f"how sure: {low} to {high} times as fast as the second best, with 95 % confidence{untried}{why}"
         )
         return best, nearest, sure
     rival = min(alike, key=lambda one: found[one].key)
@@ -92,7 +93,7 @@ def _choose(
         sure = f"how sure: not certain: {rival} takes {100 * (1 - faster):.0f} % less time on average, but {missed}{why}"
         return best, rival, sure
     once = WITHIN
-    speed = f"{faster:.2f} times as fast as" if faster > AS_FAST else "slightly faster than"
+    speed = f"{ratio(faster)} times as fast as" if faster > AS_FAST else "slightly faster than"
     if 1 in runs:
         who = "each" if runs == [1, 1] else "the answer" if runs[0] == 1 else "the latter"
         once = f"{who} was run only once"
@@ -103,7 +104,7 @@ def _choose(
 def _say_only_one(search: Search) -> str:
     """Say why there is nothing to compare the only candidate with that reached the target."""
     if any(trial.untried for trial in search.trials.values()):
-        return f"not certain: no other has reached the target yet{_say_untried(search)}"
+        return f"not certain: no other has reached the target yet{_say_untried(search, 'and')}"
     if len(search.trials) == 1:
         return "it was the only candidate"
     return "no other candidate reached the target in the time that it had"
@@ -198,9 +199,9 @@ def _say_disturbed(search: Search, chosen: Candidate, rival: Candidate | None = 
     return f"; other programs slowed down runs of {whose}: measure again without them"
 
 
-def _say_untried(search: Search) -> str:
+def _say_untried(search: Search, joined_by: str) -> str:
     number = sum(trial.untried for trial in search.trials.values())
-    return f", and {count(number, 'candidate')} could not be tried to the end" if number else ""
+    return f", {joined_by} {count(number, 'candidate')} could not be tried to the end" if number else ""
 
 
 def _say_simulated(search: Search) -> str:
