@@ -29,7 +29,10 @@ def main() -> None:
     torch.manual_seed(0)
     inputs, labels = map(torch.from_numpy, digits())
     model = network()
-    paceline.fit(model, (inputs.numpy(), labels.numpy()), ranks=2, epochs=EPOCHS, batch=BATCH, lr=RATE)
+    data = paceline.load(
+        (inputs, labels), validation=0, test=0
+    )  # all samples are for training, as in serial.py
+    paceline.fit(model, data, ranks=2, epochs=EPOCHS, batch=BATCH, lr=RATE)
     print(f"training accuracy {accuracy(model, inputs, labels):.3f}")
 
 

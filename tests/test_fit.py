@@ -314,6 +314,16 @@ def test_examples_run(tmp_path: Path, name: str) -> None:
     assert "accuracy 0." in done.stdout
 
 
+@pytest.mark.once
+def test_both_programs_train_on_the_same_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    example = runpy.run_path(str(ROOT / "examples/parallel.py"))
+    monkeypatch.setattr(paceline, "fit", functools.partial(fit, quiet=True))
+    example["main"]()
+    [run] = (tmp_path / "runs").iterdir()
+    assert paceline.Run(run).steps["count"].sum() == example["EPOCHS"] * len(example["digits"]()[0])
+
+
 def test_the_example_of_all_strategies_says_how_many_ranks_it_needs() -> None:
     command = [sys.executable, str(ROOT / "examples/strategies.py"), "2"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280)

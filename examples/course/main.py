@@ -34,17 +34,25 @@ def rank():
 
 def parse(words):
     parser = Parser(__doc__)
-    parser.add_argument("how", choices=["serial", "sync", "async"])
+    parser.add_argument("how", choices=["serial", "sync", "async"], help="how to train")
     parser.add_argument("masters", nargs="?", type=count, metavar="M", help="async: the number of masters")
-    parser.add_argument("--collective", action="store_true", help="sync: MPI's Allreduce")
+    parser.add_argument(
+        "--collective", action="store_true", help="sync: sum the gradients by MPI's Allreduce"
+    )
     parser.add_argument(
         "--rule",
         choices=registry.names("rules"),
-        help="async: what masters do about stale gradients (adaptive)",
+        help="async: what masters do about stale gradients (default: adaptive)",
     )
-    parser.add_argument("--epochs", type=count, default=5, metavar="N", help="(%(default)s)")
-    parser.add_argument("--batches", type=count, default=632, metavar="N", help="in an epoch (%(default)s)")
-    parser.add_argument("--batch", type=count, default=16, metavar="N", help="samples (%(default)s)")
+    parser.add_argument(
+        "--epochs", type=count, default=5, metavar="N", help="number of epochs (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--batches", type=count, default=632, metavar="N", help="batches in an epoch (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--batch", type=count, default=16, metavar="N", help="samples in a batch (default: %(default)s)"
+    )
     parser.add_argument(
         "--images", type=count, metavar="N", help="use only the first N of each set, for a trial"
     )
@@ -53,7 +61,7 @@ def parse(words):
         type=rate,
         default=0.1,
         metavar="ETA",
-        help="learning rate (%(default)s); has hardly any effect in async with the rule adaptive",
+        help="learning rate (default: %(default)s); has hardly any effect in async with the rule adaptive",
     )
     parser.add_argument(
         "--seed", type=seed, help="seed of weights and batches; each rank adds its number to it"
