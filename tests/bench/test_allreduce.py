@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from paceline import names as registry
 from paceline.bench import SIZES, read_ranks, read_sizes
 from paceline.commands import bench
-from paceline.commands.bench import table
+from paceline.commands.bench import draw, table
 from paceline.compare.laws import fit_line
 from paceline.errors import UsageError
 from paceline.text import size
@@ -83,6 +83,14 @@ def test_the_picture_has_every_name(measured: Any) -> None:
     assert "<svg" in picture
     for words in ("ring", "shared-memory", "bus bandwidth (GB/s)", "time (us)", "array size", "427.3 KiB"):
         assert f">{words}</text>" in picture, words
+
+
+def test_the_picture_does_not_grow_wider_with_rank_counts(measured: Any, tmp_path: Path) -> None:
+    _, result, _ = measured
+    draw({**result, "jobs": 4 * result["jobs"]}, tmp_path / "four.svg")
+    width = re.search(r'<svg [^>]*width="([\d.]+)pt"', (tmp_path / "four.svg").read_text())
+    assert width is not None
+    assert float(width[1]) < 800  # pages shrink wider pictures, and their text
 
 
 def test_the_table_has_a_line_for_every_cell(measured: Any) -> None:

@@ -129,13 +129,13 @@ def _notes(points: Sequence[Measured]) -> list[str]:
 
 
 def draw(title: str, prediction: Prediction, points: Sequence[Measured], paths: Sequence[Path]) -> None:
-    """Draw speedup against ranks and, if it was computed, accuracy beside it, into each of the files."""
+    """Draw speedup against ranks and, if it was computed, accuracy below it, into each of the files."""
     curves = [curve for curve in prediction.curves if curve.points]
     figures = [_speedups(curves, points, prediction.splits)]
     if any(point.accuracy is not None for curve in curves for point in curve.points):
         figures.append(_accuracies(curves, prediction.serial_accuracy))
     among = [curve.strategy for curve in curves]
-    save([figures], paths, title=title, width=700.0 * len(figures), among=among)
+    save([[figure] for figure in figures], paths, title=title, width=780.0, among=among)
 
 
 def _speedups(

@@ -153,20 +153,15 @@ def _row(cell: dict[str, Any]) -> tuple[str, ...]:
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
-    """Draw time and bus bandwidth against the size, with a column for each rank count."""
+    """Draw time and bus bandwidth against the size, side by side, with a row for each rank count."""
     from paceline.figures import save
     from paceline.report.allreduce import bandwidths, times
 
     jobs, dtype = result["jobs"], result["dtype"]
-    above = [_add_title(job, times(job, dtype, "")) for job in jobs]
-    below = [replace(bandwidths(job, dtype, ""), title="") for job in jobs]
+    left = _with_one_scale([_add_title(job, times(job, dtype, "")) for job in jobs])
+    right = _with_one_scale([replace(bandwidths(job, dtype, ""), title="") for job in jobs])
     title = f"Allreduce of {dtype}: median time with the 10th to 90th percentile, and bus bandwidth"
-    save(
-        [_with_one_scale(above), _with_one_scale(below)],
-        [path],
-        title=title,
-        width=max(390.0 * len(jobs), 600.0),
-    )
+    save([list(row) for row in zip(left, right, strict=True)], [path], title=title, width=780.0)
 
 
 def _add_title(job: dict[str, Any], figure: Lines) -> Lines:
@@ -175,11 +170,11 @@ def _add_title(job: dict[str, Any], figure: Lines) -> Lines:
     return replace(figure, title=title)
 
 
-def _with_one_scale(row: list[Lines]) -> list[Lines]:
-    """Give all figures of a row the same range of y."""
+def _with_one_scale(column: list[Lines]) -> list[Lines]:
+    """Give all figures of a column the same range of y."""
     values = [
-        y for figure in row for c in figure.curves for y in (*c.y, *(c.low or ()), *(c.high or ())) if y
+        y for figure in column for c in figure.curves for y in (*c.y, *(c.low or ()), *(c.high or ())) if y
     ]
-    low, high = row[0].y.bounds[0], 1.05 * max(values)
+    low, high = column[0].y.bounds[0], 1.05 * max(values)
     bounds = (min(values) / 1.2, 1.2 * max(values)) if low is None else (low, high)
-    return [replace(figure, y=replace(figure.y, bounds=bounds)) for figure in row]
+    return [replace(figure, y=replace(figure.y, bounds=bounds)) for figure in column]
