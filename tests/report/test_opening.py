@@ -293,7 +293,7 @@ def test_simulated_rows_answer_if_nothing_else_was_compared(matrix: Path) -> Non
         assert answer.sentence.startswith(tuple(begin + words for words in ("use ", "stay with ", "nothing")))
         assert (f"(simulated: {NODES})" in answer.sentence) == (begin == "Simulated: ")  # said once
     alone = [run for run in foretold if run.config["strategy"] == "serial"]
-    assert opening(document_of(alone)).sentence.startswith(f"Simulated on {NODES}: ")
+    assert opening_of(document_of(alone)).sentence.startswith(f"Simulated on {NODES}: ")
     timed = [run for run in found if run.simulated and not run.simulated.get("compute", True)]
     assert opening_of(document_of(timed)).sentence.startswith(
         "Simulated on 1gbe, time only: sync, 4 ranks takes the"
@@ -672,12 +672,12 @@ def test_the_page_of_a_search_that_goes_on_says_so(runs: list[Run], tmp_path: Pa
 def test_the_page_of_a_search_whose_runs_have_learned_nothing_yet_names_the_target(
     runs: list[Run], tmp_path: Path
 ) -> None:
-    searched(runs, tmp_path, (64, 2.0, 1, 4.0, 0))
+    report_search(runs, tmp_path, (64, 2.0, 1, 4.0, 0))
     [run] = find_runs([tmp_path])
     rewrite(run.folder / "summary.json", test_accuracy=0.34)
     with_epochs(run, (1.0, 0.34))
     page = document_of(find_runs([tmp_path]), context=context_of([tmp_path]))
-    assert opening(page).sentence == (
+    assert opening_of(page).sentence == (
         "Nothing reached the target of 90.00 %; closest was serial, 1 rank, at 34.00 % after its best epoch."
     )
 
