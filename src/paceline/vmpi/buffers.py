@@ -1178,33 +1178,14 @@ class RankParts:
         whole = raw_memory(data)
         if writing and whole.readonly and whole.nbytes:
             raise ReadOnly("a message cannot be received into a read-only buffer")
-        if not types:
+        if types:
+            units, chosen = 1, [layout_of(each) for each in layouts]
+        else:
             if counts is None:
                 _check_known(layouts)
             one = _plain_layout(whole.format, whole.itemsize) if layouts is None else layout_of(layouts)
             units, chosen = one.extent, [one] * members
-        else:
-            units, chosen = 1, [layout_of(each) for each in layouts]
-        if (
-            types and counts is None and offsets is None
-        ):  # mpi4py's default: one element each, all at the start
-            counts, offsets = [1] * members, [0] * members
-        if counts is None:
-            counts = _share(whole.nbytes, chosen, members)
-        elif not isinstance(counts, (list, tuple)) and np.ndim(counts) == 0:
-            counts = [_as_whole_number("count", counts)] * members
-        counts = [_as_whole_number("count", count) for count in counts]
-        if offsets is None:
-            lengths = (
-                counts if not types else [n * each.extent for n, each in zip(counts, chosen, strict=True)]
-            )
-            offsets = _sums(lengths)
-        elif not isinstance(offsets, (list, tuple)) and np.ndim(offsets) == 0:
-            offsets = [_as_whole_number("displacement", offsets) * rank for rank in range(members)]
-        if not len(counts) == len(offsets) == len(chosen) == members:
-            raise ValueError(
-                f"counts {counts} at {list(offsets)} do not fit {members} ranks and {whole.nbytes} bytes"
-            )
+        counts, offsets = _complete_places(counts, offsets, chosen, members, whole.nbytes, types=types)
         self._layouts = chosen
         self._places = [
             (_as_whole_number("displacement", at) * units, count)
@@ -1217,35 +1198,28 @@ class RankParts:
             )
             self._places = [(start - base, count) for start, count in self._places]
         self.data = as_bytes(whole)
-        dense = True
         for (start, count), each in zip(self._places, chosen, strict=True):
             if count < 0:
                 raise mpi_error("ERR_COUNT", f"counts must be at least 0; got {counts}")
             if start < 0 and not isinstance(data, BottomType):
                 raise ValueError(f"displacements must be at least 0; got {list(offsets)}")
-            if not each.dense:
-                dense = False
             try:
                 _check_fits(each, start, count, whole.nbytes)
             except ValueError:
-                raise ValueError(
-                    f"counts {counts} at {list(offsets)} do not fit {members} ranks and {whole.nbytes} bytes"
-                ) from None
-        if dense:
-            packed = self.data
-            self.slices = [
-                slice(start, start + count * each.size)
-                for (start, count), each in zip(self._places, chosen, strict=True)
-            ]
-        else:
-            pieces = [
-                each.pack(self.data, start, count)
-                for (start, count), each in zip(self._places, chosen, strict=True)
-            ]
-            packed = np.concatenate(pieces) if pieces else np.empty(0, np.uint8)
-            stops = np.cumsum([piece.nbytes for piece in pieces]).tolist()
-            self.slices = [slice(start, stop) for start, stop in zip([0, *stops], stops, strict=False)]
-        self.memory = BufferMemory.of_bytes(packed)
+                raise ValueError(_describe_misfit(counts, offsets, members, whole.nbytes)) from None
+        self.memory, self.slices = self._pack()
+
+    def _pack(self) -> tuple[BufferMemory, list[slice]]:
+        """Return the bytes of all parts, and where each part is in them; only parts with gaps are copied."""
+        parts = list(zip(self._places, self._layouts, strict=True))
+        if all(each.dense for each in self._layouts):
+            slices = [slice(start, start + count * each.size) for (start, count), each in parts]
+            return BufferMemory.of_bytes(self.data), slices
+        pieces = [each.pack(self.data, start, count) for (start, count), each in parts]
+        packed = np.concatenate(pieces) if pieces else np.empty(0, np.uint8)
+        stops = np.cumsum([piece.nbytes for piece in pieces]).tolist()
+        slices = [slice(start, stop) for start, stop in zip([0, *stops], stops, strict=False)]
+        return BufferMemory.of_bytes(packed), slices
 
     @property
     def kind(self) -> str:
@@ -1271,6 +1245,31 @@ class RankParts:
                 view[start : start + len(row)] = row
             elif row is not None and len(row):
                 layout.unpack(row, self.data, start, count)
+
+
+def _complete_places(
+    counts: Any, offsets: Any, layouts: list[Layout], members: int, nbytes: int, *, types: bool
+) -> tuple[list[int], Sequence[Any]]:
+    """Return a count and a displacement for each rank; those that are not given follow from the others, as in mpi4py."""
+    if types and counts is None and offsets is None:  # one element each, all at the start
+        counts, offsets = [1] * members, [0] * members
+    if counts is None:
+        counts = _share(nbytes, layouts, members)
+    elif not isinstance(counts, (list, tuple)) and np.ndim(counts) == 0:
+        counts = [_as_whole_number("count", counts)] * members
+    counts = [_as_whole_number("count", count) for count in counts]
+    if offsets is None:
+        extents = [each.extent for each in layouts] if types else [1] * len(counts)
+        offsets = _sums([count * extent for count, extent in zip(counts, extents, strict=True)])
+    elif not isinstance(offsets, (list, tuple)) and np.ndim(offsets) == 0:
+        offsets = [_as_whole_number("displacement", offsets) * rank for rank in range(members)]
+    if not len(counts) == len(offsets) == len(layouts) == members:
+        raise ValueError(_describe_misfit(counts, offsets, members, nbytes))
+    return counts, offsets
+
+
+def _describe_misfit(counts: Sequence[int], offsets: Sequence[Any], members: int, nbytes: int) -> str:
+    return f"counts {counts} at {list(offsets)} do not fit {members} ranks and {nbytes} bytes"
 
 
 def _split_v(given: Any) -> tuple[Any, Any, Any, Any]:
