@@ -23,7 +23,6 @@ from tests.optimizer_cases import (  # noqa: E402
     perplexity,
 )
 from tests.ranks import on_ranks  # noqa: E402
-from tests.simulate.costs import COSTS  # noqa: E402
 
 pytestmark = pytest.mark.once
 
@@ -31,13 +30,6 @@ COLLECTIVES = (
     "naive", "ring", "recursive-doubling", "rabenseifner", "hierarchical", "native", "shared-memory",
 )  # fmt: skip
 CLOSE = {"rtol": 1e-7, "atol": 1e-10}
-
-
-@pytest.fixture(scope="module")
-def machine(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("machine") / "costs.json"
-    COSTS.save(path)
-    return str(path)
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Makes src/paceline/data/files/*.npz from the original files.
+"""Make src/paceline/data/files/*.npz from the original files.
 
     python tools/make_data_files.py MNIST_FOLDER OUTPUT_FOLDER
 

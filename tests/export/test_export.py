@@ -14,7 +14,7 @@ from paceline.cli import main
 from paceline.export import check_installed, mlflow, tensorboard
 from paceline.files import write_arrays
 from paceline.record import Run
-from tests.simulate.test_training import COSTS
+from tests.simulate.costs import COSTS
 
 EPOCHS = {
     "loss/epoch": "loss",

@@ -27,7 +27,7 @@ from paceline.simulate.options import Options
 from paceline.simulate.together import Forked, Outstanding, SharedVectors, Threads, Work, scratch_pairs
 from paceline.vmpi import Curves
 from paceline.vmpi.errors import RankFailed
-from tests.simulate.costs import COSTS, WORK
+from tests.simulate.costs import WORK
 from tests.simulate.training_cases import SMALL
 
 NODES = "10gbe:ranks-per-node=2"
@@ -44,13 +44,6 @@ STRATEGIES = [
     "gossip",
     "hogwild:every=2",
 ]
-
-
-@pytest.fixture(scope="module")
-def machine(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("machine") / "costs.json"
-    COSTS.save(path)
-    return str(path)
 
 
 @pytest.fixture(scope="module")

@@ -49,13 +49,6 @@ STRATEGIES = [
 ]
 
 
-@pytest.fixture(scope="session")
-def machine(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("machine") / "costs.json"
-    COSTS.save(path)
-    return str(path)
-
-
 @pytest.fixture
 def simulated(machine: str) -> Any:
     def simulated(strategy: Any = "sync", ranks: int = 4, **settings: Any) -> Fitted:

@@ -14,7 +14,6 @@ from paceline.config import Config
 from paceline.errors import UsageError
 from paceline.training.rank import Fitted
 from tests.ranks import on_ranks
-from tests.simulate.costs import COSTS
 
 MLP: dict[str, Any] = {
     "model": "mlp:16,8", "data": "iris", "epochs": 3, "batch": 50, "lr": 0.5, "seed": 3,
@@ -22,13 +21,6 @@ MLP: dict[str, Any] = {
 CNN: dict[str, Any] = {
     "model": "cnn", "data": "synthetic:samples=150,features=20x20,classes=3", "epochs": 1, "batch": 36,
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def machine(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("machine") / "costs.json"
-    COSTS.save(path)
-    return str(path)
 
 
 def scores(fitted: Fitted) -> list[float | None]:

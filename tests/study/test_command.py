@@ -20,7 +20,7 @@ from paceline.study.cells import Cell
 from paceline.study.file import read
 from paceline.study.folder import Folder, context_of
 from paceline.study.run import Trains, command, explain, open_folder
-from tests.simulate.test_training import COSTS
+from tests.simulate.costs import COSTS
 from tests.study.studies import PART, SETTINGS, nobody, records, rest, run_study, write
 
 

@@ -26,7 +26,7 @@ from paceline.study.folder import Folder
 from paceline.study.run import Ended, Lines, open_folder, run_missing
 from paceline.training.job import Job
 from paceline.training.rank import train
-from tests.simulate.test_training import COSTS
+from tests.simulate.costs import COSTS
 from tests.study.studies import SETTINGS, processes, records, rest, run_study, start_study, write
 
 KILLED, STOPPED, DONE = 137, 130, 0

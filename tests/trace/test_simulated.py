@@ -17,15 +17,6 @@ from tests.trace.cases import SMALL, STRATEGIES, every_call
 from tests.trace.checks import check_all, check_format, check_nesting, check_seconds, write_trace
 
 
-@pytest.fixture(scope="module")
-def machine(tmp_path_factory: pytest.TempPathFactory) -> str:
-    from tests.simulate.test_training import COSTS
-
-    path = tmp_path_factory.mktemp("machine") / "costs.json"
-    COSTS.save(path)
-    return str(path)
-
-
 def simulate(runs: Path, machine: str, name: str, *, ranks: int = 5, **settings: Any) -> Run:
     strategy: Any = every_call if name == "every_call" else name
     more = {**SMALL, "trace": True, "network": "10gbe:ranks-per-node=2", **settings}
