@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Collection
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -41,19 +40,18 @@ from paceline.simulate.together import (
     scratch_pairs,
 )
 from paceline.strategies import Strategy
-from paceline.training.job import Components, Job, batch_of, strategy_of
+from paceline.training.job import Components, Job, Train, batch_of, strategy_of
 from paceline.training.rank import (
     Collected,
     Fitted,
+    RankEnvironment,
     Show,
     add_waits,
-    collect,
     common_rows,
-    gather_steps,
     sum_up,
     train_at,
 )
-from paceline.training.resuming import Loss, train_surviving
+from paceline.training.resuming import train_surviving
 from paceline.vectors import Meter, carried
 from paceline.vmpi import Compute, Network
 from paceline.vmpi.alike import GroupTime, NotAlike, run_alike
@@ -61,7 +59,7 @@ from paceline.vmpi.compute import Curves
 from paceline.vmpi.errors import RankFailed, SimulationError
 from paceline.vmpi.faults import load_faults
 from paceline.vmpi.program import Outcome, check_faults, check_ranks, compile_script, run
-from paceline.worker import Resumption, Worker
+from paceline.worker import Worker
 
 Array = NDArray[Any]
 Made = TypeVar("Made")
@@ -372,25 +370,15 @@ class Simulation:
         return {**found, **known, "simulated": {"machine": machine}}
 
 
-class Simulated:
+class Simulated(RankEnvironment):
     """The environment of one simulated rank: common objects were prepared once and need no agreement."""
 
     simulated = True
-    has_cores = False
 
     def __init__(self, comm: Any, simulation: Simulation) -> None:
-        self.comm = comm
-        self.rank, self.ranks = comm.Get_rank(), comm.Get_size()
+        meter = Meter(comm.Work, simulation.time_only)
+        super().__init__(comm, simulation.threads, comm.Wtime, time_only=simulation.time_only, meter=meter)
         self._simulation = simulation
-        self.threads = simulation.threads
-        self.time_only = simulation.time_only
-        self.clock: Callable[[], float] = comm.Wtime
-        self.meter: Meter | None = Meter(comm.Work, simulation.time_only)
-        self.resumption: Resumption | None = None
-        self.run: Path | None = None
-        self.part: tuple[int, int] | None = None
-        self.worker: Worker | None = None
-        self.losses: list[Loss] = []
 
     def origin(self) -> float:
         return 0.0
@@ -407,9 +395,6 @@ class Simulated:
     def checkpoint(self, run: Path, *, whole: bool) -> list[int] | None:
         return self._simulation.checkpoint(run)
 
-    def follow(self, me: Worker, strategy: object, folder: Path | None) -> None:
-        self.worker = me
-
     def describe_request(self) -> dict[str, Any]:
         return {"on": "sim", **asdict(self._simulation.options)}
 
@@ -422,17 +407,6 @@ class Simulated:
     def environment(self) -> dict[str, Any]:
         return self._simulation.environment()
 
-    def accept_signals(self, me: Worker) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def collect(
-        self, me: Worker, traffic: tuple[int, int], *, in_step: bool, without_core: float
-    ) -> Collected:
-        return collect(me, traffic, in_step=in_step, without_core=without_core)
-
-    def gather_steps(self, me: Worker, folder: Path) -> Table:
-        return gather_steps(me, folder)
-
 
 class SimulatedGroup(Simulated):
     """The environment of simulated ranks that do the same: see `paceline.vmpi.alike`."""
@@ -440,7 +414,7 @@ class SimulatedGroup(Simulated):
     def folder(self, job: Job) -> Path | None:
         return None if job.runs is None else super().folder(job)
 
-    def follow(self, me: Worker, strategy: object, folder: Path | None) -> None:
+    def follow(self, me: Worker, strategy: Strategy | Train, folder: Path | None) -> None:
         super().follow(me, strategy, folder)
         pack, wanted = me.log.pack, range(len(STEP_COLUMNS))
         self._rows: list[dict[int, Array]] = []  # of each step, what every rank has in these columns
@@ -566,13 +540,8 @@ class ProgramSimulation(Simulation):
     """The common part of all simulated ranks of a program, each of which has a model of its own."""
 
     def __init__(self, options: Options, ranks: int, network: Network, costs: Costs, threads: int) -> None:
-        self.options, self.ranks, self.network, self.costs, self.threads = (
-            options,
-            ranks,
-            network,
-            costs,
-            threads,
-        )
+        self.options, self.ranks = options, ranks
+        self.network, self.costs, self.threads = network, costs, threads
         self.time_only = False
         self._folder: Path | None = None
         self._checkpoint: list[int] | None = None

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -264,97 +265,105 @@ def excess(spent: Array) -> Array:
 Made = TypeVar("Made")
 
 
-class RankEnvironment(Protocol):
+class RankEnvironment(ABC):
     """The environment in which a rank runs."""
 
-    comm: Any
-    """An mpi4py communicator, or one with the same interface; None for a single process without MPI."""
-    rank: int
-    ranks: int
-    """Its rank and size; 0 and 1 without MPI."""
-    threads: int
-    """Threads of each rank."""
-    simulated: bool
-    time_only: bool
-    """True if only time is simulated and nothing is computed."""
-    clock: Callable[[], float]
-    meter: Meter | None
-    """Charges the operations of a simulated rank's vectors."""
-    resumption: Resumption | None
+    simulated: ClassVar[bool]
+    resumption: Resumption | None = None
     """The state with which this rank goes on after another has died."""
-    run: Path | None
+    run: Path | None = None
     """The run's folder, once it is known."""
-    part: tuple[int, int] | None
+    part: tuple[int, int] | None = None
     """The part of the data that this rank has, if not that of its place among the ranks: its number, and of how many."""
-    worker: Worker | None
+    worker: Worker | None = None
     """The worker, once training has begun."""
-    losses: list[Loss]
-    """The ranks that have died so far."""
+
+    def __init__(
+        self,
+        comm: Any,
+        threads: int,
+        clock: Callable[[], float],
+        *,
+        time_only: bool = False,
+        meter: Meter | None = None,
+    ) -> None:
+        """`time_only`: nothing is computed; `meter`: charges the operations of a simulated rank's vectors."""
+        self.comm = comm
+        """An mpi4py communicator, or one with the same interface; None for a single process without MPI."""
+        self.rank: int = 0 if comm is None else comm.Get_rank()
+        self.ranks: int = 1 if comm is None else comm.Get_size()
+        self.threads = threads
+        """Threads of each rank."""
+        self.clock = clock
+        self.time_only = time_only
+        self.meter = meter
+        self.losses: list[Loss] = []
+        """The ranks that have died so far."""
 
     @property
     def has_cores(self) -> bool:
         """True if every thread of every rank has a core, so that ranks do not wait for each other's; False if unknown."""
-        ...
+        return False
 
+    @abstractmethod
     def origin(self) -> float:
         """Return the reading of this rank's clock at the common time zero of all ranks. Collective."""
-        ...
 
+    @abstractmethod
     def prepare(self, job: Job) -> Components:
         """Build the objects that this rank trains with."""
-        ...
 
+    @abstractmethod
     def folder(self, job: Job) -> Path | None:
         """Return the run's folder if one is wanted: the same for every rank."""
-        ...
 
+    @abstractmethod
     def agree(self, work: Callable[[], Made]) -> Made:
         """Call a function that may raise a UsageError; if it does on one rank, raise it on all."""
-        ...
 
+    @abstractmethod
     def checkpoint(self, run: Path, *, whole: bool) -> list[int] | None:
         """Return the numbers of the parts of the latest complete checkpoint, the same on every rank; see `find_latest`."""
-        ...
 
     def follow(self, me: Worker, strategy: Strategy | Train, folder: Path | None) -> None:
         """Begin to watch the progress of this rank."""
-        ...
+        self.worker = me
 
+    @abstractmethod
     def describe_request(self) -> dict[str, Any]:
         """Return where the run was requested to run, with the given settings of that place."""
-        ...
 
     def describe(self) -> dict[str, Any]:
         """Return the entries of the record's configuration about this place."""
-        ...
+        return {}
 
+    @abstractmethod
     def without(self, comm: Any, dead: Collection[int]) -> RankEnvironment:
         """Return the environment of this rank on the communicator of the survivors of some ranks."""
-        ...
 
+    @abstractmethod
     def environment(self) -> dict[str, Any]:
         """Return the record's description of the machine."""
-        ...
 
     def accept_signals(self, me: Worker) -> AbstractContextManager[None]:
         """Return a block in which signals ask this rank's worker to stop."""
-        ...
+        return nullcontext()
 
     def collect(
         self, me: Worker, traffic: tuple[int, int], *, in_step: bool, without_core: float
     ) -> Collected:
         """Compute the totals of the run: see `collect`. Collective."""
-        ...
+        return collect(me, traffic, in_step=in_step, without_core=without_core)
 
     def gather_steps(self, me: Worker, folder: Path) -> Table:
         """Return the steps of all ranks on rank 0, for the record in this folder. Collective."""
-        ...
+        return gather_steps(me, folder)
 
 
-class Process:
+class Process(RankEnvironment):
     """A rank in its own process: it prepares everything itself, and all ranks check that they agree."""
 
-    simulated = time_only = False
+    simulated = False
 
     def __init__(
         self,
@@ -363,19 +372,9 @@ class Process:
         watchdog: Watchdog | None = None,
         requests: StopRequests | None = None,
     ) -> None:
-        self.comm = comm
-        self.rank: int = 0 if comm is None else comm.Get_rank()
-        self.ranks: int = 1 if comm is None else comm.Get_size()
+        super().__init__(comm, threads, time.perf_counter)
         self._watchdog = watchdog
         self._requests = requests
-        self.threads = threads
-        self.clock = time.perf_counter
-        self.meter: Meter | None = None
-        self.resumption: Resumption | None = None
-        self.run: Path | None = None
-        self.part: tuple[int, int] | None = None
-        self.worker: Worker | None = None
-        self.losses: list[Loss] = []
         self._nodes: dict[str, list[Any]] | None = None  # set together with the folder
 
     def origin(self) -> float:
@@ -417,31 +416,19 @@ class Process:
         return found
 
     def follow(self, me: Worker, strategy: Strategy | Train, folder: Path | None) -> None:
-        self.worker = me
+        super().follow(me, strategy, folder)
         if self._watchdog is not None:
             self._watchdog.follow(me, strategy, folder)
 
     def describe_request(self) -> dict[str, Any]:
         return {"on": "mpi"}
 
-    def describe(self) -> dict[str, Any]:
-        return {}
-
     def accept_signals(self, me: Worker) -> AbstractContextManager[None]:
         if self._requests is None:
-            return nullcontext()
+            return super().accept_signals(me)
         return self._requests.pass_to(None if me.keeper is None else partial(setattr, me, "stop_asked"))
 
-    def collect(
-        self, me: Worker, traffic: tuple[int, int], *, in_step: bool, without_core: float
-    ) -> Collected:
-        return collect(me, traffic, in_step=in_step, without_core=without_core)
-
-    def gather_steps(self, me: Worker, folder: Path) -> Table:
-        return gather_steps(me, folder)
-
     def without(self, comm: Any, dead: Collection[int]) -> Process:
-        """Return the environment of this rank among the survivors."""
         if self._watchdog is not None:
             self._watchdog.forget(dead)
         note_survivors(comm)
