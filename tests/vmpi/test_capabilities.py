@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import builtins
+import importlib
 import json
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -207,3 +211,77 @@ def test_every_rank_has_its_own_modules(tmp_path: Any) -> None:
     script = vmpi.Script(tmp_path / "program.py", "main")
     with script.imitate_python():
         assert vmpi.run(script, ranks=3).values == [[0], [1], [2]]
+
+
+MODULES = {
+    "plugin.py": "import nested\nfrom mpi4py import MPI\nvalues = [MPI.COMM_WORLD.rank]\nnested.seen.append(values)\n",
+    "nested.py": "seen = []\n",
+    "parts/piece.py": "values = []\n",  # a package without __init__.py
+    "added/library/__init__.py": "values = []\nfrom . import inner\n",
+    "added/library/inner.py": "from importlib.resources import files\ntext = files(__package__)\n",
+    "tasks.py": "class Task:\n    def run(self):\n        return 'done'\n",
+}
+IMPORTS = """
+import importlib, importlib.util, sys
+from pathlib import Path
+from mpi4py import MPI
+
+def main(comm):
+    plugin = importlib.import_module("plugin")
+    comm.Barrier()
+    import nested, plugin as again
+    piece = importlib.import_module("parts.piece")
+    sys.path.insert(0, str(Path(__file__).parent / "added"))
+    import library
+    for each in (piece, library):
+        each.values.append(comm.rank)
+    comm.Barrier()
+    task = None
+    if comm.rank == 1:
+        from tasks import Task
+        task = Task()
+    done = comm.bcast(task, root=1).run()  # whose module only rank 1 has imported
+    try:
+        importlib.import_module("parts.missing")
+    except ModuleNotFoundError as error:
+        missing = error.name
+    found = importlib.util.find_spec("nested").origin == nested.__file__
+    here = library.inner.text.joinpath("inner.py").is_file()
+    return [plugin is again, plugin.values, nested.seen, piece.values, library.values, done, missing, found, here]
+"""
+
+
+def test_every_rank_has_its_own_modules_however_they_are_imported(tmp_path: Path) -> None:
+    for name, text in MODULES.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (tmp_path / "program.py").write_text(IMPORTS)
+    script = vmpi.Script(tmp_path / "program.py", "main")
+    before = builtins.__import__, importlib.import_module
+    with script.imitate_python():
+        values = vmpi.run(script, ranks=3).values
+    assert values == [
+        [True, [rank], [[rank]], [rank], [rank], "done", "parts.missing", True, True] for rank in range(3)
+    ]
+    assert (builtins.__import__, importlib.import_module) == before
+    assert not {"plugin", "nested", "parts", "library", "tasks"} & set(sys.modules)
+
+
+def test_one_sided_calls_take_no_operations_made_from_functions() -> None:
+    def program(comm: Any) -> int:
+        from mpi4py import MPI
+
+        operation = MPI.Op.Create(lambda a, b, datatype: None)
+        window = MPI.Win.Allocate(8, 8, comm=comm)
+        window.Fence()
+        try:
+            window.Accumulate(np.ones(1), 0, op=operation)
+        except MPI.Exception as error:
+            return int(error.Get_error_class() == MPI.ERR_OP)
+        finally:
+            window.Fence()
+            window.Free()
+            operation.Free()
+        return -1
+
+    assert vmpi.run(program, ranks=2).values == [1, 1]

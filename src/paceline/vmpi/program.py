@@ -8,6 +8,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import gc
+import importlib
 import importlib.util
 import logging
 import random
@@ -16,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
@@ -229,11 +231,25 @@ class Script:
                 raise
 
     def _import(self, *arguments: Any, **options: Any) -> Any:
-        """Do what Python's `__import__` does, for the running rank."""
+        """Do what Python's `__import__` does, for the program's own code on the running rank."""
         found = self._modules.import_module(*arguments, **options)
         if self._separation is not None:
             self._separation.notice_torch()
         return found
+
+    def _import_for_library(self, name: str, *arguments: Any, **options: Any) -> Any:
+        """Do what Python's `__import__` does, for shared code: pickle imports the modules of a program's classes."""
+        if hasattr(getcurrent(), "paceline_modules") and self._modules.has(name):
+            return self._modules.import_module(name, *arguments, **options)
+        return _really_import(name, *arguments, **options)
+
+    def _import_by_name(self, name: str, package: str | None = None) -> Any:
+        """Do what `importlib.import_module` does, for the running rank."""
+        if package and name.startswith("."):
+            name = importlib.util.resolve_name(name, package)
+        if hasattr(getcurrent(), "paceline_modules") and self._modules.has(name):
+            return self._modules.import_module(name, fromlist=("__name__",))
+        return _really_import_by_name(name, package)
 
     def _find_function(self, names: dict[str, Any]) -> Callable[..., Any]:
         assert self.function is not None
@@ -252,11 +268,13 @@ class Script:
         sys.argv = [str(self.file), *self.arguments]
         sys.path.insert(0, str(self.file.absolute().parent))
         sys.modules[self.name] = _RankModule(self.name)
+        builtins.__import__, importlib.import_module = self._import_for_library, self._import_by_name
         try:
             with separate_ranks() as self._separation:
                 yield
         finally:
             self._separation = None
+            builtins.__import__, importlib.import_module = _really_import, _really_import_by_name
             sys.argv, sys.path[:] = argv, path
             for name in [name for name, module in sys.modules.items() if isinstance(module, _RankModule)]:
                 if name in before:
@@ -274,16 +292,29 @@ def _call_excepthook(error: Exception) -> None:
             hook(type(error), error, trace and trace.tb_next)
 
 
-class NearbyModules:
-    """The modules in the folder of a script, of which every rank has its own, as every process of MPI has.
+# Folders of libraries, which the ranks share.
+INSTALLED = ("site-packages", "dist-packages")
+_really_import, _really_import_by_name = builtins.__import__, importlib.import_module
 
-    A rank's `import` statement calls `import_module`. The ranks share all other modules except `builtins`, so that a
-    rank may replace `print` in its own code.
+
+class NearbyModules:
+    """The modules of a program, of which every rank has its own, as every process of MPI has.
+
+    They are in the folder of the script and in folders that the program adds to `sys.path`. A rank's `import` statement
+    calls `import_module`. The ranks share all other modules except `builtins`, so that a rank may replace `print` in its
+    own code.
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._codes: dict[str, tuple[CodeType, Path] | None] = {}
+        self._folder = str(folder)
+        self._before = frozenset(sys.path)
+        self._path: list[str] = []
+        self._folders: set[str] = set()
+        self._known: dict[str, tuple[CodeType | None, ModuleSpec] | None] = {}
+
+    def has(self, name: str) -> bool:
+        """Return True if the module, or the package that it is in, belongs to the program."""
+        return self._find(name.partition(".")[0]) is not None
 
     def import_module(
         self, name: str, globals: Any = None, locals: Any = None,  # noqa: A002 (Python's names)
@@ -292,13 +323,10 @@ class NearbyModules:
         """Do what Python's `__import__` does, with the running rank's own modules."""
         if name == "builtins" and not level:
             return _rank_builtins
-        if not level and self._codes.get(name, self) is None:  # known not to be in the folder
-            return builtins.__import__(name, globals, locals, fromlist)
         package = (globals or {}).get("__package__") or ""
         whole = importlib.util.resolve_name("." * level + name, package) if level else name
-        first = whole.partition(".")[0]
-        if self._find(first) is None:
-            return builtins.__import__(name, globals, locals, fromlist, level)
+        if not self.has(whole):
+            return _really_import(name, globals, locals, fromlist, level)
         parts = whole.split(".")
         found = None
         for length in range(1, len(parts) + 1):
@@ -306,42 +334,68 @@ class NearbyModules:
         for each in fromlist or ():
             if not hasattr(found, each) and self._find(f"{whole}.{each}") is not None:
                 self._load(f"{whole}.{each}")
-        return found if fromlist else self._load(first)
+        return found if fromlist else self._load(parts[0])
 
-    def _find(self, name: str) -> tuple[CodeType, Path] | None:
-        """Return the code and the file of a module in the folder; None if it is none."""
-        if name not in self._codes:
-            self._codes[name] = None
-            place = self._folder.joinpath(*name.split("."))
-            known = sys.modules.get(name.partition(".")[0])
+    def _find(self, name: str) -> tuple[CodeType | None, ModuleSpec] | None:
+        """Return the code of one of the program's modules, and where it comes from; None if it is none."""
+        if sys.path != self._path:
+            self._path = sys.path[:]
+            added = [Path(path).absolute() for path in self._path if path not in self._before]
+            self._folders = {self._folder, *(str(path) for path in added if path.name not in INSTALLED)}
+            self._known = {name: found for name, found in self._known.items() if found is not None}
+        if name not in self._known:
+            self._known[name] = self._search(name)
+        return self._known[name]
+
+    def _search(self, name: str) -> tuple[CodeType | None, ModuleSpec] | None:
+        parent = name.rpartition(".")[0]
+        above = self._find(parent) if parent else None
+        if parent:
+            folders = None if above is None else above[1].submodule_search_locations
+            spec = None if folders is None else PathFinder.find_spec(name, folders)
+        else:
+            known = sys.modules.get(name)
             shared = known is not None and not isinstance(known, _RankModule)
-            for file in (place / "__init__.py", place.with_suffix(".py")):
-                if not shared and name not in sys.builtin_module_names and file.is_file():
-                    self._codes[name] = compile_script(file), file
-                    break
-        return self._codes[name]
+            if shared or name in sys.builtin_module_names:
+                return None
+            spec = PathFinder.find_spec(name)
+        if spec is None:
+            return None
+        places = spec.submodule_search_locations or [spec.origin or ""]
+        if not parent and not self._folders.issuperset(
+            str(Path(place).absolute().parent) for place in places
+        ):
+            return None
+        if spec.origin is None:  # a folder without __init__.py
+            return None, spec
+        return (compile_script(Path(spec.origin)), spec) if spec.origin.endswith(".py") else None
 
     def _load(self, name: str) -> Any:
         modules: dict[str, dict[str, Any]] = getcurrent().paceline_modules
         known = sys.modules.get(name)
         if name in modules:
             return known
+        parent, _, last = name.rpartition(".")
         found = self._find(name)
-        if found is None:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-        code, file = found
+        if found is None:  # missing, or a module that is not written in Python
+            known = _really_import_by_name(name)
+            modules[parent][last] = known
+            return known
+        code, spec = found
         if not isinstance(known, _RankModule):
             sys.modules[name] = known = _RankModule(name)
-        parent, _, last = name.rpartition(".")
-        is_package = file.name == "__init__.py"
-        modules[name] = names = {
-            "__name__": name, "__file__": str(file), "__package__": name if is_package else parent,
+        names: dict[str, Any] = {
+            "__name__": name, "__package__": spec.parent, "__loader__": spec.loader, "__spec__": spec,
             "__builtins__": modules["builtins"],
         }  # fmt: skip
-        if is_package:
-            names["__path__"] = [str(file.parent)]
+        modules[name] = names
+        if spec.origin is not None:
+            names["__file__"] = spec.origin
+        if spec.submodule_search_locations is not None:
+            names["__path__"] = spec.submodule_search_locations
         try:
-            exec(code, names)
+            if code is not None:
+                exec(code, names)
         except BaseException:
             del modules[name]
             raise

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from paceline.vmpi import constants as c
 from paceline.vmpi.buffers import Elements, Layout, layout_of
-from paceline.vmpi.collectives import SUM, check_op, combine_all
+from paceline.vmpi.collectives import SUM, Op, check_op, combine_all
 from paceline.vmpi.constants import LOCK_EXCLUSIVE, LOCK_SHARED
 from paceline.vmpi.errors import ReadOnly, find_site, format_site, mpi_error
 from paceline.vmpi.groups import CommState, Group, meet
@@ -355,6 +355,8 @@ class Window(Attributes, Handled):
         given = origin if isinstance(origin, Elements) else Elements(origin)
         found = result if result is None or isinstance(result, Elements) else Elements(result)
         made = check_op(SUM if op is None else op, given.layout.kind, one_sided=True)
+        if isinstance(made, Op) and not made.Is_predefined():
+            raise mpi_error("ERR_OP", "one-sided calls combine by MPI's own operations only")
         shape = given if found is None or given.nbytes else found
         place = self._target(shape, target_rank, target)
         end = self._travel("Accumulate", target_rank, given.nbytes, None if found is None else found.nbytes)
