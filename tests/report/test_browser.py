@@ -312,9 +312,12 @@ def test_print_shows_what_is_folded_and_no_buttons(browser: Browser, first: Path
         assert browser.value("getComputedStyle(document.querySelector('.copy')).display") == "none"
         browser.value("dispatchEvent(new Event('beforeprint'))")
         assert (
-            browser.value("[...document.querySelectorAll('table')].every(one => one.checkVisibility())")
+            browser.value(
+                "[...document.querySelectorAll('table')].every(one => one.checkVisibility() == !one.closest('.values'))"
+            )
             is True
         )
+        assert browser.value("document.querySelectorAll('.values').length") > 0
         browser.value("dispatchEvent(new Event('afterprint'))")
         assert browser.value("document.querySelectorAll('details[open]').length") == 0
     finally:

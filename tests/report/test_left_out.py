@@ -57,6 +57,9 @@ def test_a_reason_of_many_failed_cells_is_said_once(runs: list[Run]) -> None:
 def test_in_its_problem_a_seed_tells_it(runs: list[Run]) -> None:
     cell = make_failed(runs[2], strategy="sync", ranks=4, threads=2)
     page = document_of(runs[:2], context=Context(failed=(cell,)))
+    first = page.sections[0].opening
+    assert first is not None
+    assert first.sure.endswith("1 cell failed.")
     words = f"sync, 4 ranks, seed 2: {LATE}"
     assert f"1 cell failed: {words}." in said(page)
     notes = [line for block in page.blocks() if isinstance(block, Text) for line in block.lines]

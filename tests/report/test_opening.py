@@ -464,6 +464,18 @@ def test_the_axis_has_room_for_the_spread_of_what_it_shows(runs: list[Run], tmp_
     assert 0.3 < figure.y.bounds[0] < low
 
 
+@pytest.mark.parametrize(("other", "span"), [(0.9500001, 0.01), (0.99, None)])
+def test_the_axis_does_not_magnify_differences_that_do_not_count(
+    runs: list[Run], tmp_path: Path, other: float, span: float | None
+) -> None:
+    figure = opening_of(
+        document_of(make_runs(runs, tmp_path, SERIAL, ("sync", 2, 2.5, other)), target=0.9)
+    ).figure
+    assert isinstance(figure, Points)
+    low, high = figure.y.bounds
+    assert (None if low is None or high is None else pytest.approx(high - low)) == span
+
+
 def test_only_what_is_no_success_is_drawn_beyond_the_axis(runs: list[Run], tmp_path: Path) -> None:
     ways = [("serial", 1, 4.0, 0.5), ("sync", 2, 3.0, 0.5), ("gossip", 2, 3.5, 0.9), ("psgd", 2, 2.0, 0.1)]
     found = opening_of(document_of(make_runs(runs, tmp_path, *ways), target=0.4))

@@ -43,6 +43,7 @@ from paceline.report.study import (
 )
 from paceline.simulate.options import NAMES, Options
 from paceline.study.folder import Context, Failed, Published
+from paceline.text import count
 
 TITLE = "paceline report"
 CAUSES = "Shown for each strategy: its main cause. The table has all causes."
@@ -185,7 +186,7 @@ def _problem(
         note=problem.details + once,
         blocks=tuple(blocks),
         sections=tuple(replace(one, folded=True) for one in sections if one is not None),
-        opening=opening_of(rows, target, number, going_on=going_on),
+        opening=opening_of(rows, target, number, failed=len(failed), going_on=going_on),
     )
     if searched and target is not None:
         return section, (describe_search(rows, target, going_on=going_on),)
@@ -231,8 +232,13 @@ def _sections(
 # ---- the opening
 
 
-def opening_of(rows: Sequence[Row], target: Target | None, number: int, *, going_on: bool = False) -> Opening:
-    """Return what a reader sees first of one problem; `going_on`: more runs are to come."""
+def opening_of(
+    rows: Sequence[Row], target: Target | None, number: int, *, failed: int = 0, going_on: bool = False
+) -> Opening:
+    """Return what a reader sees first of one problem.
+
+    `failed`: the number of its cells that failed; `going_on`: more runs are to come.
+    """
     found = answer(rows, target, going_on=going_on)
     command = ""
     if found.row is not None:
@@ -248,7 +254,9 @@ def opening_of(rows: Sequence[Row], target: Target | None, number: int, *, going
         figure = replace(figure, points=tuple(points))
     return Opening(
         sentence=found.sentence,
-        sure=" ".join(filter(None, (so_far, found.sure))),
+        sure=" ".join(
+            filter(None, (so_far, found.sure, f"{count(failed, 'cell')} failed." if failed else ""))
+        ),
         command=command,
         figure=figure,
         notices=notices(rows),
@@ -315,6 +323,8 @@ def front(rows: Sequence[Row], target: Target | None, number: int) -> Points | N
         near = [end if metric.reaches(end, most) else most for end in ends]
         margin = max(0.1 * (max(near) - min(near)), 0.05 * room)
         bounds = (min(near) - margin, None) if metric.higher else (None, max(near) + margin)
+    else:
+        bounds = _widen(metric, points)
     times = [point.x for point in points if point.x is not None]
     far = " An arrow: far worse, beyond the axis." if beyond else ""
     return Points(
@@ -399,6 +409,17 @@ def _find_worst(metric: Metric, points: Sequence[Point], good: Sequence[Point]) 
     room = NEAR if metric.percent else WORSE * abs(best)
     worst = best - room if metric.higher else best + room
     return max([worst, *(point.y for point in good)], key=metric.key), room
+
+
+def _widen(metric: Metric, points: Sequence[Point]) -> tuple[float | None, float | None]:
+    """Return bounds that are as far apart as values that count as equal, if all of a figure's values are closer."""
+    ends = [end for point in points for end in (point.y, *(point.y_range or ()))]
+    low, high = min(ends), max(ends)
+    room = metric.slack(high) - (high - low)
+    if low == high or room <= 0:
+        return None, None
+    top = high + room / 2
+    return low - room / 2, min(top, 1 + room / 20) if metric.percent else top
 
 
 def _when(row: Row, target: Target | None) -> tuple[float | None, tuple[float, float] | None]:

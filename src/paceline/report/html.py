@@ -184,7 +184,7 @@ class _Page:
         data = data_of(figure)
         return (
             f'<figure id="{name}"><p class="title">{breakable(figure.title)}</p>{drawings}{caption}'
-            f"<details><summary>Values of this figure ({len(data.rows)})</summary>"
+            f'<details class="values"><summary>Values of this figure ({len(data.rows)})</summary>'
             f"{_rows(data, figure.title)}{self.files(figure.name, 'svg', 'csv')}</details></figure>"
         )
 
@@ -387,7 +387,7 @@ document.querySelectorAll('.box').forEach(function (box) {
 });
 var folded = [];
 addEventListener('beforeprint', function () {
-  folded = [].slice.call(document.querySelectorAll('details:not([open])'));
+  folded = [].slice.call(document.querySelectorAll('details:not([open]):not(.values)'));
   folded.forEach(function (one) { one.open = true });
 });
 addEventListener('afterprint', function () { folded.forEach(function (one) { one.open = false }) });
@@ -484,7 +484,7 @@ details .box { max-height: 26rem; overflow-y: auto; margin-top: 0.3rem }
   figure > svg.wide { display: none } figure > svg.phone { display: block; width: 100%; max-width: 30rem } }
 @media print {
   body { font-size: 11pt; max-width: none; padding: 0 } nav, .copy, .files { display: none !important }
-  h2, h3, .title { break-after: avoid } figure, tr { break-inside: avoid }
+  details.values { display: none } h2, h3, .title, summary { break-after: avoid } figure, tr { break-inside: avoid }
   details::details-content { content-visibility: visible; display: block; height: auto }
   summary { list-style: none; color: var(--ink) }
   .box, details .box { overflow: visible; max-height: none; width: auto; max-width: 100%; position: static;
