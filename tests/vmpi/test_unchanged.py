@@ -126,6 +126,27 @@ def test_threads_are_refused() -> None:
     assert vmpi.run(program, ranks=2).values == [said, said]
 
 
+def test_a_thread_with_a_communicator_of_its_own_is_refused() -> None:
+    def program(comm: Any) -> list[str]:
+        found: list[str] = []
+        own = comm.Dup()
+
+        def use() -> None:
+            try:
+                own.recv()
+            except NotImplementedError as error:
+                found.append(str(error))
+
+        thread = threading.Thread(target=use)
+        thread.start()
+        thread.join()
+        comm.Barrier()  # the ranks themselves continue
+        return found
+
+    said = "the simulator has no threads that call MPI: only the ranks themselves can"
+    assert vmpi.run(program, ranks=3, strict=False).values == [[said]] * 3
+
+
 def test_modules_of_mpi4py() -> None:
     """mpi4py.util is bound to the simulator's MPI in a run, and as it was before after it."""
 

@@ -36,6 +36,7 @@ from paceline.vmpi.handles import (
     constant_name,
     constants,
     raise_unsupported,
+    refuse_threads,
 )
 from paceline.vmpi.kernel import (
     NO_QUEUE,
@@ -239,7 +240,7 @@ def current_world() -> Any:
     found = getattr(getcurrent(), "paceline_world", None)
     if found is None:
         if threading.current_thread() is not threading.main_thread():
-            raise_unsupported("threads that call MPI: only the ranks themselves can")
+            refuse_threads()
         raise RuntimeError(
             "only a simulated rank has an MPI.COMM_WORLD; use it inside the function given to vmpi.run"
         )

@@ -451,3 +451,8 @@ class Settings:
 def raise_unsupported(what: str) -> NoReturn:
     """Raise the error of a call that the simulator does not have."""
     raise NotImplementedError(f"the simulator has no {what}")
+
+
+def refuse_threads() -> NoReturn:
+    """Raise the error of a thread that calls MPI."""
+    raise_unsupported("threads that call MPI: only the ranks themselves can")

@@ -30,6 +30,7 @@ from typing import Any, NoReturn
 from weakref import WeakValueDictionary
 
 from greenlet import GreenletExit, getcurrent, greenlet
+from greenlet import error as GreenletError  # noqa: N812
 
 from paceline.vmpi.constants import special_numbers
 from paceline.vmpi.errors import (
@@ -44,6 +45,7 @@ from paceline.vmpi.errors import (
     format_site,
     frame_site,
 )
+from paceline.vmpi.handles import refuse_threads
 from paceline.vmpi.requests import ReceiveRequest, Request
 
 # After this many tests or probes that found nothing, check whether any rank could still send something.
@@ -389,7 +391,14 @@ class Kernel:
         """Let the next rank run, which may be this one."""
         following = self._next()
         if following is not rank:
-            (self.hub if following is None else following.greenlet).switch()
+            try:
+                (self.hub if following is None else following.greenlet).switch()
+                return
+            except GreenletError:  # called by a thread: let the ranks themselves continue
+                if following is not None:
+                    self.enter(following, following.t, next(self.ties))
+                rank.entry, rank.wake = None, NOT_WAITING
+            refuse_threads()
 
     def take_arrived(self, rank: Rank) -> None:
         """Take in everything that has arrived for a rank by now."""
