@@ -131,3 +131,13 @@ def test_a_strategy_declares_its_methods_as_the_page_spells_them() -> None:
         wanted = {each.name: each.kind for each in parameters if each.name != "self"}
         function = eval(f"lambda {words}: None")
         assert {n: p.kind for n, p in inspect.signature(function).parameters.items()} == wanted, name
+
+
+def test_contributing_names_every_package() -> None:
+    table = (ROOT / "CONTRIBUTING.md").read_text().split("| package |")[1].split("\n\n")[0]
+    named = set(re.findall(r"`(\w+)`", table))
+    source = ROOT / "src" / "paceline"
+    packages = {
+        path.stem for path in source.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
+    }
+    assert packages - {"__init__", "__main__"} <= named

@@ -1135,6 +1135,18 @@ def test_a_program_has_no_checkpoint_to_save_when_it_stalls() -> None:
         session(on_stall="checkpoint-abort", runs=None)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("where", [("--on", "sim", "-n", "2"), ("-n", "1")], ids=["simulated", "real"])
+def test_a_program_without_a_session_is_told_that_nothing_was_recorded(
+    tmp_path: Path, where: tuple[str, ...]
+) -> None:
+    (tmp_path / "plain.py").write_text("print('trained')\n")
+    done = command(tmp_path, *where, "--strategy", "gossip", "plain.py")
+    assert done.returncode == 0
+    said = "no run was recorded: plain.py does not use paceline.session, so no strategy trained it"
+    assert done.stderr.splitlines()[-1] == said
+    assert command(tmp_path, *where, "--quiet", "plain.py").stderr == ""
+
+
 def test_the_command_in_the_simulator(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

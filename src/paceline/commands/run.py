@@ -36,7 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "paceline run [options] PROGRAM.py [arguments of the program]"
     parser.add_argument("-n", "--ranks", type=int, metavar="P", help="start P ranks (default: 1)")
     parser.add_argument(
-        "--strategy", metavar="STRATEGY", help="how the ranks train together, or module:class"
+        "--strategy",
+        metavar="STRATEGY",
+        help="how the ranks train together, or module:class (default: the program's own, or sync)",
     )
     add_hosts(parser)
     parser.add_argument(
@@ -44,13 +46,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="run on real ranks, or on simulated ones in this process (default: mpi)",
     )  # fmt: skip
     parser.add_argument("--threads", type=int, metavar="N", help="threads per rank (default: cores // ranks)")
-    parser.add_argument("--seed", type=int, metavar="N", help="seed of the order of the samples")
+    parser.add_argument(
+        "--seed",
+        type=int,
+        metavar="N",
+        help="seed of the order of the samples (default: the program's own, or 0)",
+    )
     parser.add_argument(
         "--until", metavar="TARGET",
         help="end after the first epoch whose metric, as given to ranks.validate, reaches this: perplexity<=9",
     )  # fmt: skip
-    parser.add_argument("--runs", type=parse_path, metavar="DIR", help="folder in which runs are recorded")
-    parser.add_argument("--name", metavar="NAME", help="name of this run's folder")
+    parser.add_argument(
+        "--runs",
+        type=parse_path,
+        metavar="DIR",
+        help="folder in which runs are recorded (default: the program's own, or runs)",
+    )
+    parser.add_argument(
+        "--name", metavar="NAME", help="name of this run's folder (default: time, strategy, ranks and seed)"
+    )
     parser.add_argument(
         "--trace", action="store_true", default=None, help="also record every MPI call, for `paceline trace`"
     )
@@ -137,7 +151,23 @@ def main(args: argparse.Namespace) -> int:
         withdraw(outcomes[0].run)
     if outcomes[0].run is not None and not args.quiet:
         print(f"run: {outcomes[0].run}", file=sys.stderr)
+    if outcomes[0].run is None and not status:
+        _explain_missing_record(program, quiet=args.quiet)
     return status
+
+
+def _explain_missing_record(program: Path, *, quiet: bool) -> None:
+    """Say why a program left no record, unless it decided that itself."""
+    from paceline.study.file import check_session
+
+    try:
+        check_session(program)
+    except UsageError:
+        if not quiet:
+            print(
+                f"no run was recorded: {program} does not use paceline.session, so no strategy trained it",
+                file=sys.stderr,
+            )
 
 
 def _simulate(
@@ -173,4 +203,6 @@ def _simulate(
     if not quiet:
         where = "" if done.folder is None else f"run: {done.folder}; "
         print(f"{where}{done.outcome.seconds:.3g} virtual seconds on {ranks} ranks", file=sys.stderr)
+    if done.folder is None:
+        _explain_missing_record(program, quiet=quiet)
     return 0
