@@ -9,6 +9,7 @@ import numpy as np
 from paceline.comm.control import Control
 from paceline.data import ArraySplit, load
 from paceline.models.mlp import build
+from paceline.vmpi import run
 from paceline.worker.evaluation import agree_on_buffers, score, score_together
 from tests.data.test_batches import Unread
 
@@ -56,3 +57,18 @@ def test_hollow_buffers_are_not_spoken_of() -> None:
     control: Any = Control(None)
     control.size = 4  # who spoke would fail: there is nobody
     agree_on_buffers(Hollow(), control)  # type: ignore[arg-type]
+
+
+def test_buffers_are_averaged_where_they_are_finite() -> None:
+    """An attention mask holds -inf, which minus itself would be NaN."""
+
+    def program(comm: Any) -> tuple[np.ndarray, np.ndarray]:
+        model: Any = Hollow()
+        mask, mean = np.array([0.0, -np.inf]), np.array([1.0, comm.Get_rank(), np.inf], np.float32)
+        model.time_only, model.buffers = False, {"mask": mask, "mean": mean}
+        agree_on_buffers(model, Control(comm))
+        return mask, mean
+
+    for mask, mean in run(program, ranks=3).values:
+        assert np.array_equal(mask, [0.0, -np.inf])
+        assert np.array_equal(mean, [1.0, 1.0, np.inf])

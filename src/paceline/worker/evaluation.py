@@ -244,8 +244,11 @@ def agree_on_buffers(model: Model, control: Control, *, trained: bool = True) ->
         ours = np.array(buffer, np.float64 if buffer.dtype.kind == "f" else buffer.dtype, order="C")
         room = (ours if is_first else np.zeros_like(ours)).reshape(-1)  # sent as bytes, whatever the type
         first = control.total(room.view(np.uint8)).view(ours.dtype).reshape(ours.shape)
-        if buffer.dtype.kind == "f":  # equal buffers stay unchanged, bit for bit
-            difference = control.total(ours - first if trained else np.zeros_like(ours))
-            buffer[...] = first + difference / heard
+        if (
+            buffer.dtype.kind == "f"
+        ):  # equal numbers stay unchanged, bit for bit; so do those that are infinite
+            difference = np.zeros_like(ours)
+            np.subtract(ours, first, out=difference, where=(ours != first) & trained)
+            buffer[...] = first + control.total(difference) / heard
         else:
             buffer[...] = first
