@@ -186,6 +186,55 @@ def test_a_scheduler_acts_wherever_the_step_is_taken(strategy: str) -> None:
         assert np.allclose(mine, alone, atol=2e-6)
 
 
+WARMS_UP = partial(torch.optim.lr_scheduler.LambdaLR, lr_lambda=lambda step: min(1.0, step / 4))
+
+
+@pytest.mark.parametrize("strategy", ["sync:allreduce=ring", "sync", "parameter-server"])
+def test_a_scheduler_that_warms_up_and_was_created_before(strategy: str) -> None:
+    """It has set the learning rates to 0 when they are attached, and no warning says that the order is wrong."""
+
+    def program(comm: Any) -> Any:
+        model = net()
+        made = adamw(model)
+        scheduler = WARMS_UP(made)
+        with session(strategy, runs=None, comm=comm, quiet=True) as ranks:
+            ranks.attach(model, made)
+            for _ in ranks.epochs(2):
+                for inputs, labels in ranks.share((X, Y), batch=16):
+                    made.zero_grad()
+                    loss_of(model, inputs, labels).backward()
+                    made.step()
+                    scheduler.step()
+                ranks.validate(loss=1.0)
+        return parameters(model)
+
+    alone = program(None)
+    assert not np.allclose(alone, parameters(net()), atol=1e-2)
+    for mine in simulate(program, 2):
+        assert np.allclose(mine, alone, atol=2e-6)
+
+
+def change_momentum(made: Any) -> None:
+    made.param_groups[0]["betas"] = (0.85, 0.999)
+
+
+def warm_up_one_group(made: Any) -> None:
+    made.param_groups[1]["lr"] *= 0.5
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [(change_momentum, "betas of group 1 was"), (warm_up_one_group, "factors of 0.5 to 1")],
+)
+def test_a_server_refuses_changes_that_its_masters_would_not_see(
+    change: Callable[[Any], None], said: str
+) -> None:
+    with pytest.raises(RankFailed, match=said):
+        simulate(
+            partial(train, strategy="parameter-server", before=lambda ranks, model, made: change(made)), 2
+        )
+
+
 # ---- the step that ranks divide
 
 
@@ -770,10 +819,10 @@ def test_a_frozen_part_that_is_trained_later() -> None:
 
 
 def test_parameters_of_lower_precision() -> None:
-    def program(comm: Any) -> Any:
+    def program(strategy: str, comm: Any) -> Any:
         model: Any = net()
         model[0].bfloat16()
-        with session("sync", runs=None, quiet=True, comm=comm) as ranks:
+        with session(strategy, runs=None, quiet=True, comm=comm) as ranks:
             _, made = ranks.attach(model, torch.optim.SGD(model.parameters(), lr=0.05))
             for _ in ranks.epochs(1):
                 for inputs, labels in ranks.share((X, Y), batch=16):
@@ -783,9 +832,12 @@ def test_parameters_of_lower_precision() -> None:
                     made.step()
         return parameters(model)
 
-    alone = program(None)
-    for mine in simulate(program, 2):
-        assert np.allclose(mine, alone, atol=2e-2)
+    alone = program("sync", None)
+    for strategy in ("sync", "parameter-server"):
+        found = simulate(partial(program, strategy), 2)
+        for mine in found:
+            assert np.allclose(mine, alone, atol=2e-2)
+            assert np.array_equal(mine, found[0])
 
 
 def test_a_server_refuses_to_unfreeze() -> None:
@@ -853,6 +905,12 @@ def test_batch_norm_and_early_stopping() -> None:
                 assert torch.equal(one, other)
 
 
+@pytest.mark.parametrize("strategy", ["psgd", "parameter-server"])
+def test_ranks_that_have_begun_the_next_epoch_do_not_end_early(strategy: str, tmp_path: Path) -> None:
+    with pytest.raises(RankFailed, match=f"with {strategy}, the loop .* cannot be left early"):
+        simulate(partial(leave_after_an_epoch, "break", tmp_path, strategy=strategy))
+
+
 @pytest.mark.parametrize(
     "strategy", ["sync", "local-sgd:every=5", "parameter-server", "gossip", "main-worker"]
 )
@@ -885,9 +943,9 @@ def test_training_ends_at_the_target_on_all_ranks(strategy: str, monkeypatch: py
     assert epochs("perplexity", False, 1) == epochs("another", True, 0) == count
 
 
-def leave_after_an_epoch(how: str, runs: Path, comm: Any = None) -> None:
+def leave_after_an_epoch(how: str, runs: Path, comm: Any = None, *, strategy: str = "sync") -> None:
     """Leave the loop over the epochs after the first one: by break, by an exception, or by sys.exit."""
-    with session("sync", runs=runs, comm=comm, quiet=True) as ranks:
+    with session(strategy, runs=runs, comm=comm, quiet=True) as ranks:
         model = net()
         _, made = ranks.attach(model, adamw(model))
         for _ in ranks.epochs(3):

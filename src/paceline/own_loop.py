@@ -970,6 +970,8 @@ class Session:
         """The number of samples by which the gradients of the ranks have been divided already."""
         self.left = False
         """True if the program has left its loop over the epochs, or reached the target at which it ends."""
+        self._left_between = False
+        """True if the program has left that loop when the strategy had begun the next epoch."""
         self.reduction = "mean"
         self.rank, self.size = 0, 1
         self.fitted: Fitted | None = None
@@ -1002,7 +1004,12 @@ class Session:
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> Any:
         if kind is None and self._turn is not None and self.fitted is None:
-            error = UsageError("the loop over ranks.epochs(…) ended before training did")
+            error = UsageError(
+                f"with {strategy_name(self.strategy)}, the loop over ranks.epochs(…) cannot be left early, because ranks "
+                "have begun the next epoch by then: give epochs the number of epochs to train"
+                if self._left_between
+                else "the loop over ranks.epochs(…) ended before training did"
+            )
             self._stack.__exit__(UsageError, error, None)
             raise error
         if kind is not None and not (isinstance(error, SystemExit) and not error.code):
@@ -1059,8 +1066,13 @@ class Session:
             raise UsageError("the model must be on the CPU")
         self._model = OwnModel(model, self)
         self._frozen = self._model.frozen
-        self._rates = [float(group["lr"]) for group in optimizer.param_groups]
+        # A scheduler that warms up and was created before has set the rates to 0, and remembers the others here.
+        self._rates = [float(group["lr"] or group.get("initial_lr", 0.0)) for group in optimizer.param_groups]
         self._rate = self._rates[0] or 1.0
+        self._options = [
+            {name: group[name] for name in optimizer.defaults if name != "lr"}
+            for group in optimizer.param_groups
+        ]
         self._update = OwnUpdate(self, optimizer, self._model, self._rate)
         self._optimizer, self.original_step = optimizer, optimizer.step
         loop = self
@@ -1073,6 +1085,9 @@ class Session:
                 )
             loop._step()
 
+        # Schedulers look for these, and warn where a step was not taken by the optimizer itself, or by a master instead.
+        step.__dict__.update(getattr(optimizer.step, "__dict__", {}))
+        optimizer._opt_called = True  # type: ignore[attr-defined]
         optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
         return model, optimizer
 
@@ -1098,10 +1113,11 @@ class Session:
             while self._turn is not None and self._turn.kind != "end":
                 self._end_epoch(last=True)
         except GeneratorExit:  # the program has left the loop
-            if self._turn is not None and self._turn.kind == "epoch":
-                self.left = True
+            if self._turn is not None:
+                self.left = self.left or self._turn.kind == "epoch"
                 while self._turn.kind == "epoch":
                     self._end_epoch()
+                self._left_between = self._turn.kind == "batch" and self._turn.epoch > self._epoch
             raise
 
     def _end_epoch(self, *, last: bool = False) -> None:
@@ -1203,15 +1219,24 @@ class Session:
         """Return the factor by which learning rates have changed since attach; it must be the same for all groups."""
         if not self._others_step:
             return 1.0
-        groups = self._optimizer.param_groups
+        groups, strategy = self._optimizer.param_groups, strategy_name(self.strategy)
+        for number, (group, options) in enumerate(zip(groups, self._options, strict=True), 1):
+            for name, value in options.items():
+                if group[name] != value:
+                    raise UsageError(
+                        f"with {strategy}, only learning rates may change after attach, because masters know of no other "
+                        f"option: {name} of group {number} was {value} and is now {group[name]} (OneCycleLR and CyclicLR "
+                        "change it unless they get cycle_momentum=False)"
+                    )
         factors = [
-            float(group["lr"]) / rate if rate else 1.0
+            float(group["lr"]) / rate if rate else math.inf
             for group, rate in zip(groups, self._rates, strict=True)
-        ]
-        if max(factors) - min(factors) > 1e-6 * max(factors):
+            if rate or group["lr"]
+        ] or [1.0]
+        if math.isinf(max(factors)) or max(factors) - min(factors) > 1e-6 * max(factors):
             raise UsageError(
-                f"{strategy_name(self.strategy)} steps with one learning rate schedule for all parameter groups; "
-                f"theirs have changed by factors of {min(factors):.4g} to {max(factors):.4g}"
+                f"{strategy} steps with one learning rate schedule for all parameter groups; "
+                f"theirs have changed by factors of {min(factors):.4g} to {max(factors):.4g} since attach"
             )
         return factors[0]
 
@@ -1326,6 +1351,8 @@ class Session:
             self._began = time.thread_time()
         if self._turn.kind == "end":
             self.fitted = self._turn.fitted
+            assert self._model is not None
+            self._model.show()
 
     def run_backward(self, run: Callable[[], None]) -> None:
         """Run a backward pass; if it is the last of a step, layers whose gradient is final may be exchanged meanwhile.
