@@ -1140,6 +1140,46 @@ def test_the_command_on_real_ranks(tmp_path: Path) -> None:
     assert "RuntimeError: as asked" in failed.stderr
 
 
+MISUSED = """
+import sys
+
+import paceline
+import torch
+
+net = torch.nn.Linear(4, 3)
+with paceline.session(sys.argv[1], runs=None) as ranks:
+    rate = float(sys.argv[2]) if ranks.rank == 1 else 1.0
+    net, optimizer = ranks.attach(net, torch.optim.SGD(net.parameters(), lr=rate))
+    for epoch in ranks.epochs(1):
+        for a, b in ranks.share((torch.rand(40, 4), torch.arange(40) % 3), batch=30):
+            pass
+"""
+
+
+@pytest.mark.once
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    ("strategy", "rate", "said"),
+    [
+        ("parameter-server:masters=2", 1.0, "2 masters need at least 3 ranks (2 + 1 worker); the job has 2"),
+        (
+            "local-sgd",
+            1.0,
+            "a batch of 30 is more than the 20 training samples that each of 2 ranks has for itself",
+        ),
+        (
+            "sync",
+            2.0,
+            "every rank must be given the same run; rank 0 has update=SGD(lr=1), rank 1 update=SGD(lr=2)",
+        ),
+    ],
+)
+def test_what_all_ranks_refuse_is_one_line(strategy: str, rate: float, said: str, tmp_path: Path) -> None:
+    (tmp_path / "misused.py").write_text(MISUSED)
+    done = command(tmp_path, "-n", "2", "misused.py", strategy, str(rate))
+    assert (done.returncode, done.stderr) == (2, f"paceline: {said}\n")
+
+
 HANGING = """
 import os
 import signal

@@ -50,10 +50,11 @@ from torch.utils.data import (
 )
 
 from paceline.collectives import Divided, ProgramNeeds
+from paceline.comm.control import agree
 from paceline.comm.shared import pad_to_lines
 from paceline.config import SESSION, Config, Safety
 from paceline.data import Batch, Batches, Dataset
-from paceline.errors import UsageError
+from paceline.errors import AgreedError, UsageError
 from paceline.launch import abort_on_error, announce_failure, mpi, take_cores, verify, world
 from paceline.models import Ready, TorchModel
 from paceline.record import script_digest, withdraw
@@ -985,22 +986,45 @@ class Session:
             raise UsageError("a session can be entered once")
         self._entered = True
         self.comm = _world() if self._given is None else self._given
+        try:
+            with contextlib.ExitStack() as stack:
+                self._enter(stack)
+                self._stack = stack.pop_all()
+        except AgreedError as error:
+            self._refuse(error)
+            raise
+        return self
+
+    def _enter(self, stack: contextlib.ExitStack) -> None:
         if self.comm is None:
             self.strategy: Any = strategy_of("serial")
         else:
             self.rank, self.size = self.comm.Get_rank(), self.comm.Get_size()
-            if not self._is_simulated:
+            if self._is_simulated:
+                self.strategy = self._choose_strategy()
+            else:
                 verify(self.size)
                 take_cores()
-            self.strategy = strategy_of(self._strategy)
-        if not self._is_simulated:
-            self._stack.enter_context(abort_on_error(self.comm))
-        self._stack.callback(self._end)
-        if isinstance(self.strategy, Strategy):
-            self.strategy.check(self.size)
+                stack.enter_context(abort_on_error(self.comm))
+                self.strategy = agree(self.comm, self._choose_strategy)
+        stack.callback(self._end)
         getcurrent().paceline_session = self
-        self._stack.enter_context(Hooks())
-        return self
+        stack.enter_context(Hooks())
+
+    def _choose_strategy(self) -> Any:
+        strategy = strategy_of(self._strategy)
+        if isinstance(strategy, Strategy):
+            strategy.check(self.size)
+        return strategy
+
+    def _refuse(self, error: AgreedError) -> None:
+        """Print an error that all ranks have found, on rank 0, and end them with status 2; do nothing on one process."""
+        if self.size == 1 or self._is_simulated:
+            return
+        if self.rank == 0:
+            sys.stderr.write(f"paceline: {error}\n")
+            sys.stderr.flush()
+        raise SystemExit(2)
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> Any:
         if kind is None and self._turn is not None and self.fitted is None:
@@ -1017,7 +1041,10 @@ class Session:
             announce_failure()
             if self.rank == 0 and self.fitted is not None and self.fitted.run is not None:
                 withdraw(self.fitted.run)
-        return self._stack.__exit__(kind, error, trace)
+        handled = self._stack.__exit__(kind, error, trace)
+        if isinstance(error, AgreedError):
+            self._refuse(error)
+        return handled
 
     def _end(self) -> None:
         if self._talk is not None:
