@@ -121,6 +121,17 @@ def test_others_go_on_with_the_samples_that_are_left(strategy: str, ranks: int, 
     assert by_epoch == [120, 120, 120]  # every sample once in each epoch, whoever computed it
 
 
+@pytest.mark.parametrize("strategy", ["sync:allreduce=ring", "gossip"])
+def test_parts_of_ranks_that_a_run_no_longer_has_are_removed(strategy: str, tmp_path: Path) -> None:
+    some: dict[str, Any] = {"checkpoint_every": "3 steps", "checkpoints": 2}
+    run = fit(**COMMON, strategy=strategy, runs=tmp_path / "runs", ranks=4, **some).run
+    assert run is not None
+    assert checkpoint.saved_ranks(run) == [0, 1, 2, 3]
+    fit(resume=run, ranks=2, epochs=2, quiet=True, **some)
+    assert checkpoint.saved_ranks(run) == [0, 1]
+    assert all(len(checkpoint.numbers(run, rank)) == 2 for rank in range(2))
+
+
 def test_a_complete_run_is_trained_further(tmp_path: Path) -> None:
     first = fit(**REAL, strategy="serial", runs=tmp_path)
     more = fit(resume=first.run, epochs=2, quiet=True)

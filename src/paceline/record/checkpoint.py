@@ -246,6 +246,7 @@ class Saver:
         self.written = 0
         """The number of parts written."""
         self._keep, self._background = keep, background
+        self._ranks = 0  # in the last state that was saved
         self._thread: threading.Thread | None = None
         self._failure: str | None = None
         self._error: BaseException | None = None
@@ -271,6 +272,7 @@ class Saver:
         self.wait()
         number = self.number
         self.number += 1
+        self._ranks = int(state.get("ranks", 0))
 
         def work() -> None:
             try:
@@ -279,7 +281,7 @@ class Saver:
                 write(self.run, self.rank, number, state)
                 self.written += 1
                 if not keep_all:  # one more than asked for: others may still be writing theirs
-                    discard(self.run, self.rank, keep=lambda other: number - self._keep <= other <= number)
+                    self._discard(lambda other: number - self._keep <= other <= number)
             except OSError as error:
                 self._failure = reason(error)
             except BaseException as error:
@@ -318,4 +320,13 @@ class Saver:
     def prune(self) -> None:
         """Keep only as many of the latest parts as were asked for."""
         latest_ones = numbers(self.run, self.rank)[: self._keep]
-        discard(self.run, self.rank, keep=latest_ones.__contains__)
+        self._discard(latest_ones.__contains__)
+
+    def _discard(self, keep: Callable[[int], bool]) -> None:
+        """Remove this rank's parts that are not to be kept; rank 0 also those of ranks that the run no longer has."""
+        discard(self.run, self.rank, keep=keep)
+        gone = saved_ranks(self.run) if self.rank == 0 and self._ranks else ()
+        for rank in (rank for rank in gone if rank >= self._ranks):
+            discard(self.run, rank, keep=keep)
+            with suppress(OSError):  # it is not empty
+                part_of(self.run, rank, 0).parent.rmdir()
