@@ -292,6 +292,8 @@ def test_a_run_that_learned_nothing(tmp_path: Path) -> None:
     said = next_step(run)
     assert said.endswith("  # it learned nothing with a learning rate of 1e-06: the usual one")
     assert "--lr" not in said
+    run.config["asked"]["lr"] = 2.0  # the usual one of this network
+    assert "--epochs=4" in next_step(run)
     run.config["asked"]["lr"] = None
     assert "--epochs=4" in next_step(run)
     run.config["epochs"] = 0

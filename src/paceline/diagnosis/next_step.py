@@ -33,13 +33,15 @@ from paceline.diagnosis.rules import RULES
 from paceline.diagnosis.summary import NO_RULE, sum_up
 from paceline.diagnosis.timing import line_of, timing_of
 from paceline.errors import UsageError
-from paceline.names import as_arguments
+from paceline.models import find_default_rate, knows_default_rate
+from paceline.names import as_arguments, parse
 from paceline.record import Run
 from paceline.record.environment import cores_were_shared
 from paceline.simulate.options import NAMES, Options
 from paceline.strategies import Strategy
 from paceline.text import count, share
-from paceline.training.job import find_built_in
+from paceline.training.job import build_component, find_built_in
+from paceline.updates import choose_rate
 
 # At most so many of the latest runs beside a run are looked at, and so many of its problem are compared.
 LOOKED_AT, COMPARED = 200, 30
@@ -139,13 +141,22 @@ def _learn_something(run: Run) -> str:
     rate = (run.config.get("asked") or {}).get("lr")
     if not run.config["epochs"]:
         return f"{NOTHING} yet: it was not trained"
-    if rate is None:
+    if rate is None or rate == _find_usual_rate(run.config):
         return _spell_command(
             run, {"epochs": str(MOST_GROWTH * run.config["epochs"])}, "it learned nothing: more epochs"
         )
     return _spell_command(
         run, {"lr": ""}, f"it learned nothing with a learning rate of {rate:g}: the usual one"
     )
+
+
+def _find_usual_rate(config: Mapping[str, Any]) -> float | None:
+    """Return the learning rate of a run for which none is given; None if only the model itself knows it."""
+    model, update = str(config["model"]), str(config["update"])
+    if not knows_default_rate(model) or "update" in (config.get("objects") or ()):
+        return None
+    rate = find_default_rate(parse("models", model), config["classes"] or 0)
+    return choose_rate(build_component("updates", update), rate)
 
 
 def _one_computes(run: Run, alike: Sequence[Run]) -> str:

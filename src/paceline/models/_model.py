@@ -378,16 +378,28 @@ def count_parameters(spec: Spec, data: Dataset) -> int | None:
     return None if count is None else int(count(data, *spec.arguments, **spec.options))
 
 
-def find_default_rate(spec: Spec, data: Dataset) -> float:
-    """Return the default learning rate of the built-in model of a spec, without building it.
+# Built-in models whose default learning rate is known before they are built.
+RATE_KNOWN = ("mlp", "cnn")
 
-    >>> from paceline.data import load
+
+def find_default_rate(spec: Spec, classes: int) -> float:
+    """Return the default learning rate of the built-in model of a spec, without building it; 0 classes: values.
+
     >>> from paceline.names import parse
-    >>> find_default_rate(parse("models", "mlp:8"), load("iris"))
+    >>> find_default_rate(parse("models", "mlp:8"), classes=3)
     2.0
     """
     rate = getattr(sys.modules.get(spec.target.__module__), "default_rate", None)
-    return 0.1 if rate is None else float(rate(data, *spec.arguments, **spec.options))
+    return 0.1 if rate is None else float(rate(classes, *spec.arguments, **spec.options))
+
+
+def knows_default_rate(model: str) -> bool:
+    """Return True for a model whose default learning rate is known before it is built.
+
+    >>> knows_default_rate("mlp:8"), knows_default_rate("my_module:build")
+    (True, False)
+    """
+    return model.partition(":")[0] in RATE_KNOWN
 
 
 def check_data(spec: Spec, data: Dataset) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from paceline.compare.rows import is_serial
 from paceline.config import Config, Program
-from paceline.models import find_default_rate
+from paceline.models import find_default_rate, knows_default_rate
 from paceline.names import parse
 from paceline.record import script_digest
 from paceline.simulate.options import Options
@@ -25,8 +25,6 @@ from paceline.updates import choose_rate
 # Settings that do not make a different run.
 FREE = ("recalibrate", "compute_threads")
 SERIAL = "serial"
-# Models whose default learning rate is known before they are built.
-RATE_KNOWN = ("mlp", "cnn")
 # The settings of a run that a program with its own loop takes; all others are its own.
 PROGRAM_SETTINGS = ("strategy", "seed", "threads")
 # The settings in a study's file that runs must share to be compared. (The learning rate may be the model's.)
@@ -138,7 +136,7 @@ def read_request(config: Mapping[str, Any]) -> str | None:
     values = {
         s.name: config.get(s.name, s.default if s.default is not MISSING else None) for s in fields(Config)
     }
-    if _knows_rate(str(values["model"])) and values["lr"] is not None:
+    if knows_default_rate(str(values["model"])) and values["lr"] is not None:
         rate = values["lr"]
     if values["batch_per_rank"] is None:
         values["batch"] = values["batch"] or 64
@@ -149,14 +147,9 @@ def read_request(config: Mapping[str, Any]) -> str | None:
     )
 
 
-def _knows_rate(model: str) -> bool:
-    """Return True for a model whose default learning rate is known before it is built."""
-    return model.partition(":")[0] in RATE_KNOWN
-
-
 def _find_rate(config: Config) -> float | None:
     """Return the learning rate that a run will use; None if it is unknown. Mistakes are reported by `mistakes`."""
-    if config.lr is None and _knows_rate(config.model):
+    if config.lr is None and knows_default_rate(config.model):
         with suppress(Exception):
             rate = _load_rate(config.data, config.labels, config.model)
             return choose_rate(build_component("updates", config.update), rate)
@@ -166,7 +159,7 @@ def _find_rate(config: Config) -> float | None:
 @functools.cache
 def _load_rate(data: str, labels: Any, model: str) -> float:
     job = Job(config=Config(data=data, labels=labels, model=model), runs=None)
-    return find_default_rate(parse("models", model), job.load())
+    return find_default_rate(parse("models", model), job.load().classes)
 
 
 def _code(config: Config) -> dict[str, str]:
