@@ -142,12 +142,9 @@ def add_scaling_arguments(parser: argparse.ArgumentParser) -> None:
 def predict_scaling(args: argparse.Namespace) -> int:
     """Predict; print the table; write the figure and the JSON."""
     ranks = read_ranks(args.ranks)
-    if args.messages < 1:
-        raise UsageError(f"messages must be at least 1; got {args.messages}")
-    if args.jobs is not None and args.jobs < 1:
-        raise UsageError(f"jobs must be at least 1; got {args.jobs}")
-    if args.epochs < 1:
-        raise UsageError(f"epochs must be at least 1; got {args.epochs}")
+    for name in ("messages", "jobs", "epochs"):
+        if (value := getattr(args, name)) is not None and value < 1:
+            raise UsageError(f"{name} must be at least 1; got {value}")
     settings = {each.name: getattr(args, each.name) for each in fields(Config) if each.name not in NOT_HERE}
     if args.work is not None:
         _check_with_work(args)
@@ -189,8 +186,7 @@ def predict_scaling(args: argparse.Namespace) -> int:
             data, jobs = _make_jobs(config, strategies, ranks, accuracy=args.accuracy)
             try:
                 bench = _measure(config, data, jobs, options, tell)
-                if config.threads is None:
-                    threaded = threaded_workloads(bench, jobs, ranks, tell)
+                threaded = threaded_workloads(bench, jobs, ranks, tell) if config.threads is None else {}
             except RuntimeError as failed:  # the ranks that measure it have printed why
                 print(f"paceline simulate: {failed}", file=sys.stderr)
                 return 1
@@ -210,13 +206,18 @@ def predict_scaling(args: argparse.Namespace) -> int:
     finally:
         if bar is not None:
             bar.close()
+    _check_prediction(prediction)
+    points = find_measured(args.measured, config, strategies, prediction.serial.samples_per_second)
+    _show_prediction(args, bench, prediction, points)
+    return 0
+
+
+def _check_prediction(prediction: Prediction) -> None:
+    """Raise a UsageError if no number of ranks could be simulated."""
     if not any(curve.points for curve in prediction.curves):
         first = prediction.curves[0]
         count, why = next(iter(first.left_out.items()))
         raise UsageError(f"nothing could be simulated: {first.strategy} on {count} ranks: {why}")
-    points = find_measured(args.measured, config, strategies, prediction.serial.samples_per_second)
-    _show_prediction(args, bench, prediction, points)
-    return 0
 
 
 def _show_prediction(
