@@ -6,7 +6,7 @@ import re
 from paceline.config import Config
 from paceline.record import Epoch
 from paceline.text import progress
-from paceline.training.progress import Bar, Lines, Progress, make_display
+from paceline.training.progress import EpochBar, EpochLines, Progress, make_display
 from paceline.training.rank import Job, train
 
 END = Epoch(epoch=1, step=20, loss=0.5, validation_loss=0.4, validation_accuracy=None, train_seconds=2.0)
@@ -20,7 +20,7 @@ class Terminal(io.StringIO):
 def test_a_log_gets_a_line_an_epoch() -> None:
     stream = io.StringIO()
     shown = make_display(stream)(4, 40, 320)
-    assert type(shown) is Lines
+    assert type(shown) is EpochLines
     shown.step(3, 0.1)
     shown.epoch(END)
     shown.close()
@@ -50,10 +50,12 @@ def plain(text: str) -> str:
 
 
 def test_a_terminal_gets_a_bar_that_fits() -> None:
-    assert type(make_display(Terminal())(1, 1, 1)) is Bar
+    assert type(make_display(Terminal())(1, 1, 1)) is EpochBar
     for width in (40, 60, 100):
         moment, stream = [0.0], Terminal()
-        bar = Bar(stream, epochs=4, steps=40, samples=320, width=width, clock=lambda moment=moment: moment[0])
+        bar = EpochBar(
+            stream, epochs=4, steps=40, samples=320, width=width, clock=lambda moment=moment: moment[0]
+        )
         moment[0] = 1.0
         bar.step(9, 0.25)
         drawn = plain(stream.getvalue()).split("\r")[-1]
@@ -66,7 +68,7 @@ def test_a_terminal_gets_a_bar_that_fits() -> None:
 def test_a_bar_is_drawn_at_most_ten_times_a_second() -> None:
     moment = [0.0]
     stream = Terminal()
-    bar = Bar(stream, epochs=1, steps=1000, samples=1000, width=80, clock=lambda: moment[0])
+    bar = EpochBar(stream, epochs=1, steps=1000, samples=1000, width=80, clock=lambda: moment[0])
     for step in range(1000):
         moment[0] += 0.001
         bar.step(step, 1.0)
@@ -82,7 +84,7 @@ def test_a_bar_that_takes_long_is_drawn_less_often() -> None:
         return moment[0]
 
     stream = Terminal()
-    bar = Bar(stream, epochs=1, steps=1000, samples=1000, width=80, clock=clock)
+    bar = EpochBar(stream, epochs=1, steps=1000, samples=1000, width=80, clock=clock)
     for step in range(1000):
         bar.step(step, 1.0)
     seconds = moment[0]
@@ -91,7 +93,7 @@ def test_a_bar_that_takes_long_is_drawn_less_often() -> None:
 
 def test_lines_are_above_the_bar_and_the_bar_leaves_a_clean_line() -> None:
     stream = Terminal()
-    bar = Bar(stream, epochs=4, steps=40, samples=320, width=100, clock=lambda: 1.0)
+    bar = EpochBar(stream, epochs=4, steps=40, samples=320, width=100, clock=lambda: 1.0)
     bar.epoch(END)
     bar.close()
     text = stream.getvalue()

@@ -61,7 +61,7 @@ from paceline.record import script_digest, withdraw
 from paceline.simulate.training import SimulatedProgram
 from paceline.strategies import Strategy
 from paceline.training.job import Job, strategy_name, strategy_of
-from paceline.training.progress import Lines
+from paceline.training.progress import EpochLines
 from paceline.training.rank import Fitted, train, train_at
 from paceline.updates import State, TorchOptimizer, TorchState, describe_optimizer
 
@@ -1354,8 +1354,8 @@ class Session:
         self._answer()
 
     def _train(self, job: Job) -> Fitted:
-        def show(epochs: int, steps: int, samples: int) -> Lines:
-            return Lines(
+        def show(epochs: int, steps: int, samples: int) -> EpochLines:
+            return EpochLines(
                 sys.stderr, epochs=epochs, steps=steps, samples=samples, simulated=self._is_simulated
             )
 

@@ -2,7 +2,7 @@
 
 Quantities: `seconds`, `duration`, `time_span`, `clock_time`, `percent`, `share`, `times`, `megabytes`, `amount`, `size`,
 `number`.
-Words: `count`, `join`, `ranges`, `one_line`. Terminal: `table`, `Bar`, `progress` (drawn by rich).
+Words: `count`, `join`, `ranges`, `one_line`. Terminal: `table`, `ProgressBar`, `progress` (drawn by rich).
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ def table(
     return "\n".join(line.rstrip() for line in file.getvalue().split("\n")[:-1])
 
 
-class Bar:
+class ProgressBar:
     """A progress bar on the last line of a terminal, with lines of text above it.
 
     It is drawn only from inside `draw`, with no thread of its own, at most ten times a second and, where drawing is slow,
@@ -296,7 +296,7 @@ def progress(
     if quiet or not stream.isatty():
         yield lambda done: None
         return
-    bar = Bar(stream)
+    bar = ProgressBar(stream)
     try:
         yield lambda done: bar.draw(done, total, before=description, after=f"{done:,}/{total:,}")
     finally:

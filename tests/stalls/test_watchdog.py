@@ -23,7 +23,7 @@ from paceline.training.watchdog import (
     Heard,
     Observer,
     Peers,
-    Report,
+    RankReport,
     Stall,
     Watchdog,
     describe,
@@ -32,12 +32,14 @@ from paceline.training.watchdog import (
 )
 
 NOTHING = Stall({}, {}, 0.0)
-WAITING = Report(rank=0, phase="exchange", waiting=True, idle=100.0, still=100.0, unbeaten=100.0, longest=2.0)
+WAITING = RankReport(
+    rank=0, phase="exchange", waiting=True, idle=100.0, still=100.0, unbeaten=100.0, longest=2.0
+)
 COMPUTING = replace(WAITING, phase="compute", waiting=False)
 TRAINING = replace(COMPUTING, idle=0.1, still=0.1, unbeaten=0.5)
 
 
-def heard(*reports: Report, ages: dict[int, float] | None = None) -> dict[int, Heard]:
+def heard(*reports: RankReport, ages: dict[int, float] | None = None) -> dict[int, Heard]:
     """Reports of ranks 0, 1 …, which arrived a moment before second 1,000, or `ages` seconds before it."""
     return {
         rank: Heard(replace(report, rank=rank), 1000.0 - (ages or {}).get(rank, 0.5))
@@ -45,7 +47,7 @@ def heard(*reports: Report, ages: dict[int, float] | None = None) -> dict[int, H
     }
 
 
-def verdict(*reports: Report, ages: dict[int, float] | None = None, patience: float = 60.0) -> Stall:
+def verdict(*reports: RankReport, ages: dict[int, float] | None = None, patience: float = 60.0) -> Stall:
     return judge(heard(*reports, ages=ages), len(reports), 1000.0, patience)
 
 
@@ -83,7 +85,7 @@ def test_all_ranks_that_wait_wait_for_each_other() -> None:
     ],
     ids=["training", "begins to wait", "evaluation", "record", "busy"],
 )
-def test_waiting_for_one_that_works_is_no_stall(other: Report) -> None:
+def test_waiting_for_one_that_works_is_no_stall(other: RankReport) -> None:
     assert verdict(WAITING, other, WAITING) == NOTHING
 
 
@@ -100,7 +102,7 @@ def test_ranks_that_look_for_messages_for_ever_wait_for_each_other() -> None:
 
 def test_a_rank_that_never_reported_is_no_part_of_a_deadlock() -> None:
     assert judge({0: Heard(WAITING, 999.5)}, 2, 1000.0, 60.0) == NOTHING
-    silent = {0: Heard(WAITING, 999.5), 1: Heard(Report(rank=1), 900.0)}
+    silent = {0: Heard(WAITING, 999.5), 1: Heard(RankReport(rank=1), 900.0)}
     assert judge(silent, 2, 1000.0, 60.0) == Stall({1: 100.0}, {}, 0.0)
 
 

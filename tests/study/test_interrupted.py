@@ -23,7 +23,7 @@ from paceline.study import run as _run
 from paceline.study.cells import Cell
 from paceline.study.file import Study, read
 from paceline.study.folder import Folder
-from paceline.study.run import Ended, Lines, open_folder, run_missing
+from paceline.study.run import CellLines, Ended, open_folder, run_missing
 from paceline.training.job import Job
 from paceline.training.rank import train
 from tests.simulate.costs import COSTS
@@ -34,7 +34,7 @@ KILLED, STOPPED, DONE = 137, 130, 0
 CHANGES = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.chmod", "shutil.rmtree")
 
 
-class Silent(Lines):
+class Silent(CellLines):
     def end(self, cell: str, outcome: str, left: float | None) -> None:
         assert "failed" not in outcome, outcome
 

@@ -39,7 +39,7 @@ AT_ONCE = 16 << 10
 LARGEST = np.float32(65504)  # of float16
 
 
-class Piece(NamedTuple):
+class MatrixPiece(NamedTuple):
     """Rows of a matrix in a part of a gradient, counted from the start of the part."""
 
     start: int
@@ -59,19 +59,25 @@ class Compression(ABC):
     """True if what was not sent is added to the next gradient."""
 
     @abstractmethod
-    def sums(self, length: int, pieces: Sequence[Piece], item: int) -> list[tuple[int, int]]:
+    def sums(self, length: int, pieces: Sequence[MatrixPiece], item: int) -> list[tuple[int, int]]:
         """Return the length and bytes per number of each array that is summed or gathered for a part of a gradient."""
 
     @abstractmethod
     def prepare(
-        self, values: Array, pieces: Sequence[Piece], lane: Channel, total: Total, memory: Array, basis: Array
+        self,
+        values: Array,
+        pieces: Sequence[MatrixPiece],
+        lane: Channel,
+        total: Total,
+        memory: Array,
+        basis: Array,
     ) -> Work:
         """Return a function that replaces `values` by their sum over the ranks of `lane`.
 
         `memory`: as long as the values, what was not sent so far (if `remembers`); `basis`: see `basis_length`.
         """
 
-    def basis_length(self, pieces: Sequence[Piece]) -> int:
+    def basis_length(self, pieces: Sequence[MatrixPiece]) -> int:
         """Return the numbers that all ranks remember in common."""
         return 0
 
@@ -261,11 +267,17 @@ class Short(Compression):
     def __init__(self, name: str, scale: float = 1.0) -> None:
         self._name, self._scale = name, np.float32(scale)
 
-    def sums(self, length: int, pieces: Sequence[Piece], item: int) -> list[tuple[int, int]]:
+    def sums(self, length: int, pieces: Sequence[MatrixPiece], item: int) -> list[tuple[int, int]]:
         return [(length, 2)]
 
     def prepare(
-        self, values: Array, pieces: Sequence[Piece], lane: Channel, total: Total, memory: Array, basis: Array
+        self,
+        values: Array,
+        pieces: Sequence[MatrixPiece],
+        lane: Channel,
+        total: Total,
+        memory: Array,
+        basis: Array,
     ) -> Work:
         made = make_format(self._name)
         scale, back = self._scale, np.float32(1 / self._scale)
@@ -309,11 +321,17 @@ class TopK(Compression):
         """
         return min(length, max(1, round(self.share * length)))
 
-    def sums(self, length: int, pieces: Sequence[Piece], item: int) -> list[tuple[int, int]]:
+    def sums(self, length: int, pieces: Sequence[MatrixPiece], item: int) -> list[tuple[int, int]]:
         return [(self.count(length), 4 + item)]
 
     def prepare(
-        self, values: Array, pieces: Sequence[Piece], lane: Channel, total: Total, memory: Array, basis: Array
+        self,
+        values: Array,
+        pieces: Sequence[MatrixPiece],
+        lane: Channel,
+        total: Total,
+        memory: Array,
+        basis: Array,
     ) -> Work:
         count, r, p = self.count(values.size), lane.rank, lane.size
         nbytes = count * (4 + values.itemsize)
@@ -366,21 +384,27 @@ class PowerSgd(Compression):
     rank: int
     remembers = True
 
-    def thin(self, pieces: Sequence[Piece]) -> list[Piece]:
+    def thin(self, pieces: Sequence[MatrixPiece]) -> list[MatrixPiece]:
         """Return the matrices that are sent as products."""
         return [p for p in pieces if self.rank * (p.rows + p.columns) < p.rows * p.columns]
 
-    def basis_length(self, pieces: Sequence[Piece]) -> int:
+    def basis_length(self, pieces: Sequence[MatrixPiece]) -> int:
         return sum(self.rank * piece.columns for piece in self.thin(pieces))
 
-    def sums(self, length: int, pieces: Sequence[Piece], item: int) -> list[tuple[int, int]]:
+    def sums(self, length: int, pieces: Sequence[MatrixPiece], item: int) -> list[tuple[int, int]]:
         thin = self.thin(pieces)
         whole = length - sum(p.rows * p.columns for p in thin)
         first = whole + sum(self.rank * p.rows for p in thin)
         return [(first, item), (self.basis_length(pieces), item)] if thin else [(first, item)]
 
     def prepare(
-        self, values: Array, pieces: Sequence[Piece], lane: Channel, total: Total, memory: Array, basis: Array
+        self,
+        values: Array,
+        pieces: Sequence[MatrixPiece],
+        lane: Channel,
+        total: Total,
+        memory: Array,
+        basis: Array,
     ) -> Work:
         thin, rank = self.thin(pieces), self.rank
         sizes = [size for size, _ in self.sums(values.size, pieces, values.itemsize)]
@@ -388,7 +412,7 @@ class PowerSgd(Compression):
         add_first = total(first, np.add)
         add_second = total(basis, np.add) if thin else None
         rest, at = [], 0
-        for piece in [*thin, Piece(values.size, 0, 0)]:
+        for piece in [*thin, MatrixPiece(values.size, 0, 0)]:
             rest.append(slice(at, piece.start))
             at = piece.stop
         ps, qs, at, column = [], [], 0, 0
@@ -431,18 +455,18 @@ class PowerSgd(Compression):
         return work
 
 
-def find_pieces(matrices: Sequence[tuple[int, tuple[int, int]]], part: slice) -> list[Piece]:
+def find_pieces(matrices: Sequence[tuple[int, tuple[int, int]]], part: slice) -> list[MatrixPiece]:
     """Return the whole rows of the matrices that lie in a part of a flat vector.
 
     `matrices`: where each begins, and its shape.
 
     >>> find_pieces([(0, (4, 3)), (15, (2, 2))], slice(2, 17))
-    [Piece(start=1, rows=3, columns=3), Piece(start=13, rows=1, columns=2)]
+    [MatrixPiece(start=1, rows=3, columns=3), MatrixPiece(start=13, rows=1, columns=2)]
     """
     found = []
     for begin, (rows, columns) in matrices:
         first = max(0, -(-(part.start - begin) // columns))
         last = min(rows, (part.stop - begin) // columns)
         if last > first:
-            found.append(Piece(begin + first * columns - part.start, last - first, columns))
+            found.append(MatrixPiece(begin + first * columns - part.start, last - first, columns))
     return found

@@ -26,7 +26,7 @@ from paceline.commands import add_settings, add_simulation, import_from_here, pa
 from paceline.config import Config
 from paceline.errors import UsageError, reason
 from paceline.simulate.options import NAMES, Options
-from paceline.text import Bar
+from paceline.text import ProgressBar
 
 if TYPE_CHECKING:
     from paceline.data import Dataset
@@ -169,7 +169,7 @@ def predict_scaling(args: argparse.Namespace) -> int:
     find_runs(args.measured)
     load_network(options.network)
     _folder(args.out)
-    bar = Bar() if sys.stderr.isatty() and not args.quiet else None
+    bar = ProgressBar() if sys.stderr.isatty() and not args.quiet else None
 
     def tell(text: str) -> None:
         if bar is not None:

@@ -85,7 +85,7 @@ def main(args: argparse.Namespace) -> int:
 def script_of(args: argparse.Namespace) -> str:
     """Check the command and the resources, and return the script."""
     from paceline.launch import find, world
-    from paceline.launch.batch import Batch, batch_script
+    from paceline.launch.batch import BatchResources, batch_script
     from paceline.record.environment import command
 
     if world() is not None:
@@ -97,7 +97,7 @@ def script_of(args: argparse.Namespace) -> str:
         raise UsageError("a batch job cannot make another one; give a command such as train or study")
     given = args.parse(words)
     passed = [f"--{name}={value}" for name in PASSED if (value := getattr(args, name)) is not None]
-    batch = Batch(
+    batch = BatchResources(
         nodes=args.nodes, ranks_per_node=args.ranks_per_node, threads=getattr(given, "threads", None) or 1,
         time=args.time, name=args.job_name, options=(*passed, *args.sbatch),
     )  # fmt: skip

@@ -16,7 +16,7 @@ BARS, SHOWN = 24, 0.95
 
 
 @dataclass(frozen=True)
-class Bar:
+class StalenessBar:
     """The updates whose gradients were `first` to `last` updates old."""
 
     first: int
@@ -67,7 +67,7 @@ class Staleness:
         """Largest tau."""
         return max(self.counts)
 
-    def bars(self) -> list[Bar]:
+    def bars(self) -> list[StalenessBar]:
         """Return bars of equal width from tau 0 on, and one more for the few updates above.
 
         >>> [(bar.first, bar.last, bar.share) for bar in Staleness({0: 6, 2: 4}).bars()]
@@ -88,10 +88,12 @@ class Staleness:
         sums: Counter[int] = Counter()
         for tau, count in self.counts.items():
             sums[min(tau // width, end // width + 1)] += count
-        bars = [Bar(n * width, (n + 1) * width - 1, sums[n] / whole) for n in range(end // width + 1)]
+        bars = [
+            StalenessBar(n * width, (n + 1) * width - 1, sums[n] / whole) for n in range(end // width + 1)
+        ]
         above = bars[-1].last + 1
         if self.largest >= above:
-            bars.append(Bar(above, self.largest, sums[len(bars)] / whole, tail=True))
+            bars.append(StalenessBar(above, self.largest, sums[len(bars)] / whole, tail=True))
         return bars
 
 

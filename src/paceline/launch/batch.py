@@ -35,10 +35,10 @@ TRAPS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Batch:
+class BatchResources:
     """The resources of a batch job.
 
-    >>> Batch(nodes="2-4", ranks_per_node=16).most_ranks
+    >>> BatchResources(nodes="2-4", ranks_per_node=16).most_ranks
     64
     """
 
@@ -94,7 +94,7 @@ class Batch:
 
 
 def batch_script(
-    batch: Batch,
+    batch: BatchResources,
     words: Sequence[str],
     library: Library | None,
     *,
@@ -110,7 +110,7 @@ def batch_script(
     if the command can go on where it was stopped; `again` are its words after the first start, if they differ. With
     `run_name`, the run is named after the job, so that it is found again.
 
-    >>> script = batch_script(Batch(nodes="2"), ["study", "mine.toml"], None, resumes=True)
+    >>> script = batch_script(BatchResources(nodes="2"), ["study", "mine.toml"], None, resumes=True)
     >>> [line for line in script.splitlines() if "study" in line]
     ['"$python" -m paceline study mine.toml &']
     """

@@ -112,7 +112,7 @@ def supervise(
         import threading  # after the fork
 
         threading.Thread(target=end_with_input, daemon=True).start()
-    job = Job(process, command[0].rpartition("/")[2], folder, parent, stderr)
+    job = RunningJob(process, command[0].rpartition("/")[2], folder, parent, stderr)
     status = job.watch()
     end_everything()
     for name in job.segments:
@@ -126,7 +126,7 @@ def supervise(
     return status
 
 
-class Job:
+class RunningJob:
     """A job that is running: its mpiexec, and when that must have ended."""
 
     def __init__(self, process: int, name: str, folder: str, parent: int, stderr: int) -> None:

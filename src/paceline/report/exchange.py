@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from paceline.compare.rows import Row, label
-from paceline.compare.staleness import Bar, Staleness, staleness_of
+from paceline.compare.staleness import Staleness, StalenessBar, staleness_of
 from paceline.compare.theory import epoch_samples, epochs_of, theory_of
 from paceline.figures import Axis, Curve, Histogram, Lines
 from paceline.report.document import Block, Column, Section, Table, Text, Value
@@ -182,10 +182,10 @@ def _histogram(row: Row, found: Staleness, name: str) -> Histogram:
     )
 
 
-def share_of(found: Staleness, bar: Bar) -> float:
+def share_of(found: Staleness, bar: StalenessBar) -> float:
     """Return the share of one run's updates that fall into a bar.
 
-    >>> share_of(Staleness({0: 3, 2: 1}), Bar(1, 4, 0.0))
+    >>> share_of(Staleness({0: 3, 2: 1}), StalenessBar(1, 4, 0.0))
     0.25
     """
     within = sum(
@@ -194,7 +194,7 @@ def share_of(found: Staleness, bar: Bar) -> float:
     return within / found.updates
 
 
-def _spell_bar(bar: Bar) -> str:
+def _spell_bar(bar: StalenessBar) -> str:
     if bar.tail:
         return f"≥ {bar.first}"
     return str(bar.first) if bar.first == bar.last else f"{bar.first}-{bar.last}"

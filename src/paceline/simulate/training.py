@@ -218,9 +218,9 @@ class Simulation:
             try:
                 if job.safety.tolerate_failures and self.ranks > 1:
                     return train_surviving(
-                        Simulated(comm, self), job, lambda place, job: train_at(place, job, progress)
+                        SimulatedRank(comm, self), job, lambda place, job: train_at(place, job, progress)
                     )
-                fitted = train_at(Simulated(comm, self), job, progress)
+                fitted = train_at(SimulatedRank(comm, self), job, progress)
             except StoppedError as stopped:  # on every rank
                 return stopped
             return fitted if comm.Get_rank() == 0 else None
@@ -370,7 +370,7 @@ class Simulation:
         return {**found, **known, "simulated": {"machine": machine}}
 
 
-class Simulated(RankEnvironment):
+class SimulatedRank(RankEnvironment):
     """The environment of one simulated rank: common objects were prepared once and need no agreement."""
 
     simulated = True
@@ -401,14 +401,14 @@ class Simulated(RankEnvironment):
     def describe(self) -> dict[str, Any]:
         return {"simulated": self._simulation.describe()}
 
-    def without(self, comm: Any, dead: Collection[int]) -> Simulated:
-        return Simulated(comm, self._simulation)
+    def without(self, comm: Any, dead: Collection[int]) -> SimulatedRank:
+        return SimulatedRank(comm, self._simulation)
 
     def environment(self) -> dict[str, Any]:
         return self._simulation.environment()
 
 
-class SimulatedGroup(Simulated):
+class SimulatedGroup(SimulatedRank):
     """The environment of simulated ranks that do the same: see `paceline.vmpi.alike`."""
 
     def folder(self, job: Job) -> Path | None:
@@ -564,7 +564,7 @@ class ProgramSimulation(Simulation):
 TYPICAL = 25
 
 
-class SimulatedProgram(Simulated):
+class SimulatedProgram(SimulatedRank):
     """The environment of one simulated rank of a program."""
 
     def __init__(self, comm: Any) -> None:

@@ -1,6 +1,7 @@
 """Run the missing cells of a study, one after the other, never two at once.
 
-`Trains` starts each cell as a separate `paceline train`, `Pace` estimates the time left, `Lines` and `Bar` show progress.
+`Trains` starts each cell as a separate `paceline train`, `Pace` estimates the time left, and `CellLines` and `CellBar`
+show progress.
 """
 
 from __future__ import annotations
@@ -185,11 +186,11 @@ def _last(said: IO[bytes]) -> tuple[str, ...]:
 # ---- progress
 
 
-class Lines:
+class CellLines:
     """One line per cell, for logs; `total` cells in all, `done` of which were done before.
 
     >>> import sys
-    >>> lines = Lines(sys.stdout, total=12, done=3)
+    >>> lines = CellLines(sys.stdout, total=12, done=3)
     >>> lines.begin("sync on 2 ranks, seed 0", left=61.0)
     >>> lines.end("sync on 2 ranks, seed 0", "95.00 %, 3.1 s", left=65.0)
      4/12  sync on 2 ranks, seed 0: 95.00 %, 3.1 s  (1:05 left)
@@ -220,12 +221,12 @@ class Lines:
         self.stream.flush()
 
 
-class Bar(Lines):
+class CellBar(CellLines):
     """The same lines above a bar: cells done, the time left, and the cell that is running."""
 
     def __init__(self, stream: TextIO, *, total: int, done: int) -> None:
         super().__init__(stream, total=total, done=done)
-        self._bar = text.Bar(stream)
+        self._bar = text.ProgressBar(stream)
         self._cell, self._began = "", 0.0
         self._left: float | None = None
 
@@ -249,9 +250,9 @@ class Bar(Lines):
         self._bar.write(line)
 
 
-def make_display(stream: TextIO, *, total: int, done: int) -> Lines:
+def make_display(stream: TextIO, *, total: int, done: int) -> CellLines:
     """Return the progress display of a study on a stream: a bar if it is a terminal."""
-    return (Bar if stream.isatty() else Lines)(stream, total=total, done=done)
+    return (CellBar if stream.isatty() else CellLines)(stream, total=total, done=done)
 
 
 # ---- state and estimated time

@@ -25,11 +25,11 @@ class Progress(Protocol):
         """Handle the end of the run."""
 
 
-class Lines:
+class EpochLines:
     """One line per epoch, for logs; `steps` and `samples` are those of the whole run.
 
     >>> import sys
-    >>> lines = Lines(sys.stdout, epochs=5, steps=3160, samples=50_560, clock=lambda: 10.0)
+    >>> lines = EpochLines(sys.stdout, epochs=5, steps=3160, samples=50_560, clock=lambda: 10.0)
     >>> lines.epoch(Epoch(epoch=0, step=632, loss=0.25, validation_loss=0.2, validation_accuracy=0.91,
     ...                   train_seconds=1.0))
     epoch 1/5  loss 0.2500  validation 91.00 %  10,112 samples/s  0:04 left
@@ -83,7 +83,7 @@ class Lines:
             pass
 
 
-class Bar(Lines):
+class EpochBar(EpochLines):
     """A bar on the terminal's last line, and one line per epoch above it."""
 
     def __init__(
@@ -93,7 +93,7 @@ class Bar(Lines):
         super().__init__(
             stream, epochs=epochs, steps=steps, samples=samples, clock=clock, simulated=simulated
         )
-        self._bar = text.Bar(stream, width=width, clock=clock)
+        self._bar = text.ProgressBar(stream, width=width, clock=clock)
         self._bar.draw(0, steps, before=f"epoch 1/{epochs}")  # now, because the first time takes long
 
     def step(self, step: int, loss: float) -> None:
@@ -129,7 +129,9 @@ def make_display(
 
     def start(epochs: int, steps: int, samples: int) -> Progress:
         if width or stream.isatty():
-            return Bar(stream, epochs=epochs, steps=steps, samples=samples, width=width, simulated=simulated)
-        return Lines(stream, epochs=epochs, steps=steps, samples=samples, simulated=simulated)
+            return EpochBar(
+                stream, epochs=epochs, steps=steps, samples=samples, width=width, simulated=simulated
+            )
+        return EpochLines(stream, epochs=epochs, steps=steps, samples=samples, simulated=simulated)
 
     return start

@@ -49,7 +49,7 @@ from paceline.strategies import Facts, Load, Strategy
 from paceline.training.job import Components, Job, Train, batch_of, find_built_in
 from paceline.training.progress import Progress
 from paceline.training.resuming import (
-    Loss,
+    Death,
     changes_for_record,
     check_fits,
     describe_stop,
@@ -297,8 +297,8 @@ class RankEnvironment(ABC):
         self.clock = clock
         self.time_only = time_only
         self.meter = meter
-        self.losses: list[Loss] = []
-        """The ranks that have died so far."""
+        self.deaths: list[Death] = []
+        """The deaths of ranks so far."""
 
     @property
     def has_cores(self) -> bool:
@@ -360,7 +360,7 @@ class RankEnvironment(ABC):
         return gather_steps(me, folder)
 
 
-class Process(RankEnvironment):
+class RealRank(RankEnvironment):
     """A rank in its own process: it prepares everything itself, and all ranks check that they agree."""
 
     simulated = False
@@ -428,11 +428,11 @@ class Process(RankEnvironment):
             return super().accept_signals(me)
         return self._requests.pass_to(None if me.keeper is None else partial(setattr, me, "stop_asked"))
 
-    def without(self, comm: Any, dead: Collection[int]) -> Process:
+    def without(self, comm: Any, dead: Collection[int]) -> RealRank:
         if self._watchdog is not None:
             self._watchdog.forget(dead)
         note_survivors(comm)
-        return Process(comm, self.threads, self._watchdog, self._requests)
+        return RealRank(comm, self.threads, self._watchdog, self._requests)
 
     def environment(self) -> dict[str, Any]:
         return {**environment(threads=self.threads, comm=self.comm), "nodes": self._nodes}
@@ -461,7 +461,7 @@ def train(
     threads = threads_of_rank(comm, job.config.threads)
     keep_memory()
     with limit_threads(threads), watch_ranks(comm, job.safety) as watchdog:
-        place = Process(comm, threads, watchdog, requests)
+        place = RealRank(comm, threads, watchdog, requests)
         try:
             if comm is None or not job.safety.tolerate_failures:
                 return train_at(place, job, progress)
@@ -492,8 +492,8 @@ def train_at(place: RankEnvironment, job: Job, progress: Show | None) -> Fitted:
     if resumption is not None:
         me.resume(resumption, kind_of_batches(components.strategy))
     place.follow(me, components.strategy, folder)
-    if place.losses and place.rank == 0 and not place.simulated:
-        me.findings["failures"][-1]["seconds"] = time.time() - place.losses[-1].noticed
+    if place.deaths and place.rank == 0 and not place.simulated:
+        me.findings["failures"][-1]["seconds"] = time.time() - place.deaths[-1].noticed
     found, tested = _train_and_test(place, job, me, components.strategy, record, shown, saver)
     if me.events is not None:
         _gather_trace(me, me.events)

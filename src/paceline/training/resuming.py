@@ -339,7 +339,7 @@ NONE = -1
 
 
 @dataclass(frozen=True)
-class Loss:
+class Death:
     """The death of some ranks, and what the survivors did."""
 
     ranks: tuple[int, ...]
@@ -371,7 +371,7 @@ def train_surviving(
 ) -> Fitted:
     """Run one rank's part of a job; when other ranks die, go on with those that are left."""
     numbers = list(range(place.ranks))  # of the ranks, at the start of the run
-    losses: list[Loss] = []
+    deaths: list[Death] = []
     me: Worker | None = None
     while True:
         fitted, noticed = None, 0.0
@@ -388,12 +388,12 @@ def train_surviving(
             with suppress(Exception):  # another rank may have done so
                 revoke(place.comm)
         # Some may have ended before others have noticed a death.
-        complete, deaths = agree(place.comm, fitted is not None)
+        complete, dead = agree(place.comm, fitted is not None)
         if complete and fitted is not None:
-            if deaths:  # of ranks whose work was done
+            if dead:  # of ranks whose work was done
                 place.without(place.comm.Shrink(), ())
             return fitted
-        place, numbers = recover(place, me, numbers, losses, noticed or time.time())
+        place, numbers = recover(place, me, numbers, deaths, noticed or time.time())
         job = replace(job, resume=place.run, data=me.data, survivors=True)
 
 
@@ -434,7 +434,7 @@ def is_failure(error: Exception, comm: Any, me: Worker | None = None) -> bool:
 
 
 def recover(
-    place: RankEnvironment, me: Worker, numbers: list[int], losses: list[Loss], noticed: float
+    place: RankEnvironment, me: Worker, numbers: list[int], deaths: list[Death], noticed: float
 ) -> tuple[RankEnvironment, list[int]]:
     """Return the environment of this rank among the survivors, with the state from which it goes on."""
     for table in me.logs.values():
@@ -468,17 +468,17 @@ def recover(
         found.part = place.part or (place.rank, place.ranks)
     found.resumption = Resumption([state], own=0, ranks=divided, turns=turns or ())
     redone = int((rows[:, COUNT] - state["position"]["count"]).max()) if me.keeper.saves == "together" else 0
-    loss = Loss(
+    death = Death(
         ranks=tuple(numbers[rank] for rank in dead), epoch=epoch, turn=state["position"]["turn"],
         redone=max(0, redone), left=len(alive), noticed=noticed, lost=lost,
     )  # fmt: skip
-    losses.append(loss)
-    found.losses = losses
-    state["findings"] = {**state["findings"], "failures": [asdict(loss) for loss in losses]}
+    deaths.append(death)
+    found.deaths = deaths
+    state["findings"] = {**state["findings"], "failures": [asdict(death) for death in deaths]}
     # Earlier ones may have been known to a rank that died.
-    state["remarks"] += [words for words in map(str, losses) if words not in state["remarks"]]
+    state["remarks"] += [words for words in map(str, deaths) if words not in state["remarks"]]
     if after.Get_rank() == 0:
-        log.warning("%s", loss)
+        log.warning("%s", death)
     return found, [numbers[rank] for rank in alive]
 
 

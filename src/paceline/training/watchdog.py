@@ -2,7 +2,7 @@
 
 In every process of a run a thread looks at the training thread once a second: how many gradients it has computed, where in
 the code it is, and whether it is waiting for other ranks. It only reads (attributes and `sys._current_frames`), so training
-does nothing for it. `Observer` makes a `Report` of that.
+does nothing for it. `Observer` makes a `RankReport` of that.
 
 The threads send their reports to rank 0's in UDP datagrams, each signed with the run's random key (`Watchdog`). There are
 no connections that could break or must be closed, and a lost datagram is followed by another one a second later. Rank 0
@@ -75,7 +75,7 @@ WIDTH = 100  # characters of a line of code in it
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class RankReport:
     """What a rank is doing and since when; all times are in seconds, up to the moment of the report."""
 
     rank: int
@@ -111,7 +111,7 @@ class Report:
     def where(self) -> str:
         """Describe the place in the code.
 
-        >>> Report(rank=0, step=7, phase="wait", line="mine.py:3: comm.Recv(x, source=1)", call="Recv", peer=1).where()
+        >>> RankReport(rank=0, step=7, phase="wait", line="mine.py:3: comm.Recv(x, source=1)", call="Recv", peer=1).where()
         'in step 8, mine.py:3: comm.Recv(x, source=1), in Recv, which waits for rank 1'
         """
         when = "before or after training" if self.phase == "setup" else f"in step {self.step + 1:,}"
@@ -161,12 +161,12 @@ class Observer:
         """Begin to count anew: this process itself was stopped for a while."""
         self._moved = self._advanced = self._beaten = now
 
-    def look(self, now: float, patience: float) -> Report:
+    def look(self, now: float, patience: float) -> RankReport:
         """Return what the training thread is doing now."""
         with pause_collection():
             return self._look(now, patience)
 
-    def _look(self, now: float, patience: float) -> Report:
+    def _look(self, now: float, patience: float) -> RankReport:
         me = self._me
         phase, beats, switched, step = "setup", 0, 0.0, 0
         if me is not None:
@@ -184,7 +184,7 @@ class Observer:
             gap, self._beaten = now - self._beaten, now
             if gap <= patience + self._longest:  # else it was a stall
                 self._longest = max(self._longest, gap)
-        report = Report(
+        report = RankReport(
             rank=self._rank, step=step, phase=phase, idle=now - self._advanced, still=now - self._moved,
             unbeaten=now - self._beaten, longest=self._longest, host=self._host, process=os.getpid(),
             standing=-1 if me is None or me.keeper is None else me.keeper.standing,
@@ -301,7 +301,7 @@ def _shorten(file: str) -> str:
 class Heard(NamedTuple):
     """A rank's last report, and when it arrived; before the first, a report of nothing since the start."""
 
-    report: Report
+    report: RankReport
     at: float
 
 
@@ -323,7 +323,7 @@ class Stall(NamedTuple):
 def judge(heard: Mapping[int, Heard], ranks: int, now: float, patience: float) -> Stall:
     """Return which of the ranks are stalled, given the last report of each.
 
-    >>> report = Report(rank=0, phase="exchange", waiting=True, idle=9.0, still=9.0, unbeaten=9.0)
+    >>> report = RankReport(rank=0, phase="exchange", waiting=True, idle=9.0, still=9.0, unbeaten=9.0)
     >>> judge({0: Heard(report, 99.0), 1: Heard(replace(report, rank=1), 90.0)}, 2, now=100.0, patience=5.0)
     Stall(silent={1: 10.0}, stuck={}, deadlock=0.0)
     """
@@ -387,7 +387,7 @@ def _seconds(value: float) -> str:
     return f"{value:,.0f} s"
 
 
-def _group_by_place(reports: Mapping[int, Report]) -> list[str]:
+def _group_by_place(reports: Mapping[int, RankReport]) -> list[str]:
     """Return one line for all ranks that are in the same place, with the time since the last of them came there."""
     places: dict[str, list[int]] = {}
     for rank, report in sorted(reports.items()):
@@ -519,7 +519,7 @@ class Watchdog:
                 reachable = (rank for rank in range(self._ranks) if peers.here[rank] and rank not in lost)
                 for rank in reachable:
                     host, process = peers.processes[rank]
-                    self._heard[rank] = Heard(Report(rank=rank, host=host, process=process), now)
+                    self._heard[rank] = Heard(RankReport(rank=rank, host=host, process=process), now)
         self._bell, self._ear = socket.socketpair()
         self._thread.start()
         return self
@@ -662,7 +662,7 @@ class Watchdog:
             if "bye" in message:
                 self.forget([message["bye"]])
                 continue
-            theirs = Report(**message["report"])
+            theirs = RankReport(**message["report"])
             self._heard[theirs.rank] = Heard(theirs, now)
             self._reached[theirs.rank] = address
             asked = self._relay(message["stop"])
