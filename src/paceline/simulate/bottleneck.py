@@ -252,16 +252,20 @@ def _bandwidth(point: ScalingPoint, around: Circumstances) -> str:
     if not around.several_nodes:
         links = scenario.network.inside
         return f"moving bytes over {links}" if links else "copying bytes through shared memory"
-    rate = f"a card of {text.amount(scenario.network.bandwidth)}/s"
+    network = scenario.network
+    rate = f"{text.amount(network.bandwidth)}/s"
+    if network.stream < network.bandwidth:
+        rate += f", over connections of at most {text.amount(network.stream)}/s each"
+    if network.copy_bandwidth < min(network.bandwidth, network.stream):
+        rate += f", copied by each end at {text.amount(network.copy_bandwidth)}/s"
     if scenario.masters:
         each = text.amount(point.bytes / 2 / scenario.masters)
-        return f"moving bytes: {each} into each master and as many out of it, through {rate}"
+        return f"moving bytes: {each} into each master and as many out of it, through a card of {rate}"
     sent = text.amount(point.bytes / around.ranks)
     if around.on_node == 1:
-        return f"moving bytes: {sent} per rank through {rate}"
-    cards = scenario.network.cards
-    shared = rate if cards == 1 else f"{cards} cards of {text.amount(scenario.network.bandwidth)}/s"
-    return f"moving bytes: {sent} per rank, of whom the {around.on_node} of a node share {shared}"
+        return f"moving bytes: {sent} per rank through a card of {rate}"
+    shared = "a card" if network.cards == 1 else f"{network.cards} cards"
+    return f"moving bytes: {sent} per rank, of whom the {around.on_node} of a node share {shared} of {rate}"
 
 
 def _overhead(point: ScalingPoint, around: Circumstances) -> str:
