@@ -171,7 +171,7 @@ def test_ranks_get_what_their_diagnosis_advises(tmp_path: Path) -> None:
     ("advice", "word"),
     [
         ("--seed 1 (one seed proves little), or --lr 0.1", "--seed=1"),
-        ("-n 1 --strategy serial --seed 2 (with nothing else running)", "--seed=2"),
+        ("-n 1 --strategy serial --seed 2 (run it with nothing else running)", "--seed=2"),
         ("--batch 60 (more computing), or --lr 0.1", "--batch=60"),
         ("--batch-per-rank 15", "--batch-per-rank=15"),
         ("--clip 1.5", "--clip=1.5"),

@@ -141,7 +141,7 @@ def test_more_than_ranks_can_give_does_not_scale_well(tmp_path: Path, efficiency
         assert first.words.startswith(
             "2 ranks are 2.50x as fast as serial on one run each: more than 2 ranks can give"
         )
-        assert first.advice == "-n 1 --strategy serial --seed 1 (with nothing else running)"
+        assert first.advice == "-n 1 --strategy serial --seed 1 (run it with nothing else running)"
 
 
 # ---- a batch that grows with the ranks

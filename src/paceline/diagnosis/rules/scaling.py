@@ -43,7 +43,7 @@ def find_implausible(case: Case) -> Cause | None:
     )
     again = f"-n 1 --strategy serial --seed {int(case.config.get('seed') or 0) + 1}"
     return Cause(
-        rule=IMPLAUSIBLE.name, share=None, words=words, advice=f"{again} (with nothing else running)"
+        rule=IMPLAUSIBLE.name, share=None, words=words, advice=f"{again} (run it with nothing else running)"
     )
 
 
