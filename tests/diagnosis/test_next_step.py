@@ -117,9 +117,9 @@ def test_ranks_after_one_process_with_a_rule_have_its_optimizer(tmp_path: Path) 
 def test_two_cores_are_too_few_for_ranks_with_a_rule(tmp_path: Path) -> None:
     said = next_step(with_rule(tmp_path, cores=2, each=100 * US))
     assert said.startswith(
-        "nothing on 2 cores: ranks with the rule adaptive are a master and at least 2 workers"
+        "nothing on 2 cores: the rule adaptive needs a master and at least 2 workers to be faster"
     )
-    assert said.endswith("the others have another optimizer, sgd")
+    assert said.endswith("other strategies use another optimizer, sgd")
 
 
 def test_a_master_that_would_be_busy_all_the_time_is_not_advised(tmp_path: Path) -> None:

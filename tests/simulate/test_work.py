@@ -70,7 +70,10 @@ def test_reasons_name_the_update_and_the_bytes_of_a_rank(
     said = reason(PLAIN, "1gbe:ranks-per-node=2,cards=2")
     assert "of a node share 2 cards of 118 MB/s" in said
     said = reason(PLAIN, "100gbe:inside=nvlink,stream=1Gbit/s")
-    assert "40 MB per rank through a card of 12.1 GB/s, over connections of at most 125 MB/s each: without it" in said
+    assert (
+        "40 MB per rank through a card of 12.1 GB/s, over connections of at most 125 MB/s each: without it"
+        in said
+    )
     said = reason(PLAIN, "1gbe:copy-bandwidth=50MB/s")
     assert "40 MB per rank through a card of 118 MB/s, copied by each end at 50 MB/s: without it" in said
 

@@ -328,8 +328,8 @@ def _after_rule(run: Run, rule: str, cores: int) -> str:
     workers = cores - 1
     if workers < 2:
         return (
-            f"{NOTHING} on {cores} cores: ranks with the rule {rule} are a master and at least 2 workers; the others have "
-            f"another optimizer, {run.config['update']}"
+            f"{NOTHING} on {cores} cores: the rule {rule} needs a master and at least 2 workers to be faster; other "
+            f"strategies use another optimizer, {run.config['update']}"
         )
     timing = timing_of([run], together=True, served=False)
     alone = timing.compute + timing.update
