@@ -161,14 +161,14 @@ class NeedsDepth(paceline.Strategy):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"epocs": 3}, "unknown setting 'epocs' of fit; choose one of"),
+        ({"epocs": 3}, "unknown setting 'epocs' of fit; choose one of model, data, strategy, ranks"),
         ({"ranks": 0}, "ranks must be at least 1; got 0"),
         ({"ranks": "2"}, "ranks must be a whole number of at least 1; got '2'"),
         ({"ranks": 2.0}, "ranks must be a whole number of at least 1; got 2.0"),
         ({"ranks": True}, "ranks must be a whole number of at least 1; got True"),
         ({"model": None}, "model must be given as a name or as an object; got None"),
         ({"data": None}, "data must be given as a name or as an object; got None"),
-        ({"strategy": 3}, "a strategy must be a name, a paceline Strategy or a function of a worker; got a int"),
+        ({"strategy": 3}, "a strategy must be a name, a paceline Strategy or a function of a worker; got int"),
         ({"strategy": Path}, "Path is neither a paceline Strategy nor a function of a worker"),
         ({"strategy": NeedsDepth}, "NeedsDepth cannot be created: .*depth"),
         ({"update": Path}, "update must be a name, with options or without; got <class 'pathlib.Path'>"),

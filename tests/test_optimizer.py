@@ -179,9 +179,9 @@ def test_a_run_is_recorded_and_goes_on_to_rounding_on_another_number_of_ranks(
     [
         ({"lr": 0.1}, "lr and optimizer exclude each other: give the learning rate to the optimizer"),
         ({"update": "adam"}, "update and optimizer exclude each other"),
-        ({"optimizer": torch.optim.SGD([torch.zeros(1)], lr=1)}, "a function from the module .* got a SGD"),
+        ({"optimizer": torch.optim.SGD([torch.zeros(1)], lr=1)}, "a function from the module .* got SGD"),
         ({"optimizer": torch.optim.SGD}, "a function from the module .* calling it failed: TypeError"),
-        ({"optimizer": lambda net: net}, "must be a torch.optim.Optimizer; got a Sequential"),
+        ({"optimizer": lambda net: net}, "must be a torch.optim.Optimizer; got Sequential"),
         ({"optimizer": lambda net: torch.optim.LBFGS(net.parameters())}, "LBFGS computes several gradients"),
         ({"model": "mlp:8"}, "optimizer needs a torch module"),
         ({"clip": 0}, "clip must be a number above 0; got 0"),
@@ -189,9 +189,9 @@ def test_a_run_is_recorded_and_goes_on_to_rounding_on_another_number_of_ranks(
         ({"optimizer": make_adafactor, "clip": None, "strategy": "parameter-server", "ranks": 2}, "needs the whole vector"),
         ({"metrics": perplexity}, "metrics must be functions of outputs and labels by name"),
         ({"metrics": {"loss": perplexity}}, "loss is always recorded"),
-        ({"metrics": {"p": 3}}, "a metric must be a function of outputs and labels; p is a int"),
+        ({"metrics": {"p": 3}}, "a metric must be a function of outputs and labels; p is of type int"),
         ({"metrics": {"a<b": perplexity}}, "the name of a metric"),
-        ({"metrics": {"p": lambda outputs, labels: "high"}}, "the metric p must return a number; got a str"),
+        ({"metrics": {"p": lambda outputs, labels: "high"}}, "the metric p must return a number; got str"),
         ({"metrics": {"p": lambda outputs: 1.0}}, "the metric p failed: TypeError"),
     ],
 )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import numbers
 import os
 import shutil
@@ -292,10 +293,11 @@ def _resume(
 
 
 def _config(model: Any, data: Any, strategy: Any, settings: dict[str, Any], trust: bool) -> Config:
-    known = [field.name for field in fields(Config) if field.name not in ("model", "data", "strategy")]
+    own = [name for name in inspect.signature(fit).parameters if name != "settings"]
+    known = [field.name for field in fields(Config) if field.name not in own]
     for name in settings:
         if name not in known:
-            known += [field.name for field in fields(Safety)]
+            known = [*own, *known, *(field.name for field in fields(Safety))]
             simulated = f'; with on="sim" also {", ".join(NAMES)}'
             raise UsageError(f"unknown setting {name!r} of fit; choose one of {', '.join(known)}{simulated}")
     module = model[0] if isinstance(model, tuple) and model else model  # (module, loss)

@@ -874,7 +874,7 @@ def samples_of(thing: Any, *, batch: int | None, steps: int | None, seed: int) -
         found = Arrays([thing] if isinstance(thing, (np.ndarray, torch.Tensor)) else thing, batch)
     else:
         raise UsageError(
-            f"share takes a DataLoader, a torch Dataset or a tuple of arrays; got a {type(thing).__name__}"
+            f"share takes a DataLoader, a torch Dataset or a tuple of arrays; got {type(thing).__name__}"
         )
     if steps is not None:
         raise UsageError("steps is for an IterableDataset, whose length is unknown; leave it out")
@@ -1223,7 +1223,7 @@ class Session:
             value = value() if callable(value) else value
             value = value.item() if hasattr(value, "item") else value
             if isinstance(value, bool) or not isinstance(value, (int, float)):
-                raise UsageError(f"metric {name} must be a number; got a {type(value).__name__}")
+                raise UsageError(f"metric {name} must be a number; got {type(value).__name__}")
             self._metrics[name] = float(value)
 
     def exchange(self) -> None:

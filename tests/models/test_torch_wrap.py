@@ -94,7 +94,7 @@ def test_a_function_of_the_users_by_name() -> None:
 @pytest.mark.parametrize(
     ("thing", "words"),
     [
-        (3, "a torch.nn.Module or a pair .module, loss.; got a int"),
+        (3, "a torch.nn.Module or a pair .module, loss.; got int"),
         (OwnView, r"got the class OwnView \(call it\)"),
         ((perceptron(), None, 1), "got a tuple of Sequential, NoneType, int"),
         ((perceptron(), "nll"), "a loss must be callable"),

@@ -213,7 +213,7 @@ def test_what_the_processes_refuse_is_one_line(tmp_path: Path) -> None:
         out, err = job.communicate(timeout=280)
     assert (job.returncode, out) == (2, "")
     assert err == (
-        "paceline train: a model must be a paceline model, a torch.nn.Module or a pair (module, loss); got a int\n"
+        "paceline train: a model must be a paceline model, a torch.nn.Module or a pair (module, loss); got int\n"
     )
 
 

@@ -241,7 +241,7 @@ def test_what_cannot_be_used_is_refused_in_one_line():
             r"a tensor of shape \(3,\) that the module does not train",
         ),
         (Hiding([weight]), "Hiding cannot be used: it keeps total neither"),
-        ("adam", "must be a torch.optim.Optimizer; got a str"),
+        ("adam", "must be a torch.optim.Optimizer; got str"),
     ]:
         with pytest.raises(UsageError, match=words) as caught:
             TorchOptimizer(optimizer, at)

@@ -505,4 +505,4 @@ def _describe(thing: Any) -> str:
         return f"the class {thing.__name__} (call it)"
     if isinstance(thing, tuple):
         return f"a tuple of {', '.join(type(part).__name__ for part in thing)}"
-    return f"a {type(thing).__name__}"
+    return type(thing).__name__

@@ -80,7 +80,7 @@ def _to_json(value: Any, arrays: dict[str, Array]) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise TypeError(
-        f"a checkpoint holds arrays, numbers, texts and random generators; got a {type(value).__name__}"
+        f"a checkpoint holds arrays, numbers, texts and random generators; got {type(value).__name__}"
     )
 
 

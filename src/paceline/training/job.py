@@ -284,7 +284,7 @@ def optimizer_of(function: Any, model: Any) -> Update:
     """Return the optimizer that a function makes for the module of a model, as an update."""
     wanted = "optimizer must be a function from the module to a torch optimizer"
     if not callable(function):
-        raise UsageError(f"{wanted}; got a {type(function).__name__}")
+        raise UsageError(f"{wanted}; got {type(function).__name__}")
     if getattr(model, "places", None) is None:
         raise UsageError("optimizer needs a torch module: a network in NumPy has --update")
     try:
@@ -323,7 +323,7 @@ def strategy_of(given: str | Strategy | Train) -> Strategy | Train:
     else:
         if not callable(given):
             raise UsageError(
-                f"a strategy must be a name, a paceline Strategy or a function of a worker; got a {type(given).__name__}"
+                f"a strategy must be a name, a paceline Strategy or a function of a worker; got {type(given).__name__}"
             )
         if not isinstance(given, type):
             return given

@@ -96,9 +96,7 @@ class TorchOptimizer:
 
     def __init__(self, optimizer: torch.optim.Optimizer, places: Iterable[tuple[Tensor, slice]]) -> None:
         if not isinstance(optimizer, torch.optim.Optimizer):
-            raise UsageError(
-                f"an optimizer must be a torch.optim.Optimizer; got a {type(optimizer).__name__}"
-            )
+            raise UsageError(f"an optimizer must be a torch.optim.Optimizer; got {type(optimizer).__name__}")
         if isinstance(optimizer, torch.optim.LBFGS):
             raise UsageError(
                 "LBFGS computes several gradients a step, which strategies do not; choose another optimizer"
@@ -242,7 +240,7 @@ class TorchOptimizer:
                 continue
             if not isinstance(value, (Tensor, bool, int, float)):
                 raise UsageError(
-                    f"{self.kind} cannot be used: {name} in its state is a {type(value).__name__}"
+                    f"{self.kind} cannot be used: {name} in its state is of type {type(value).__name__}"
                 )
             array = value.detach().numpy() if isinstance(value, Tensor) else np.asarray(value)
             each = self.elementwise and array.shape == (TRIED,)

@@ -61,7 +61,7 @@ def check_metrics(metrics: Any) -> None:
     if not isinstance(metrics, Mapping):
         raise UsageError(
             "metrics must be functions of outputs and labels by name, such as {'error': f}; "
-            f"got a {type(metrics).__name__}"
+            f"got {type(metrics).__name__}"
         )
     for name, function in metrics.items():
         if not isinstance(name, str) or not name.isprintable() or not name.strip() or set(name) & set("<>=,"):
@@ -72,7 +72,7 @@ def check_metrics(metrics: Any) -> None:
             raise UsageError(f"{name} is always recorded: choose another name for the metric")
         if not callable(function):
             raise UsageError(
-                f"a metric must be a function of outputs and labels; {name} is a {type(function).__name__}"
+                f"a metric must be a function of outputs and labels; {name} is of type {type(function).__name__}"
             )
 
 
@@ -145,7 +145,7 @@ def _measure(name: str, function: Callable[[Any, Any], Any], outputs: Any, label
         raise UsageError(f"the metric {name} failed: {type(error).__name__}: {words}") from error
     if isinstance(value, numbers.Real):
         return float(value)
-    raise UsageError(f"the metric {name} must return a number; got a {type(value).__name__}")
+    raise UsageError(f"the metric {name} must return a number; got {type(value).__name__}")
 
 
 def score(model: Model, split: Split, rank: int = 0, ranks: int = 1, outputs: Outputs | None = None) -> Score:
