@@ -232,6 +232,18 @@ def test_every_option_is_explained(command: str) -> None:
                 assert action.help, f"{parser.prog}: {action.dest}"
 
 
+def test_a_warning_is_not_repeated(tmp_path: Path) -> None:
+    program = (
+        "import logging, sys\nfrom paceline import cli\nfrom paceline.commands import list as command\n"
+        "def main(parsed):\n    for words in 'aab': logging.getLogger('paceline').warning(words)\n    return 0\n"
+        "command.main = main\nsys.exit(cli.main(['list']))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "paceline: a\npaceline: b\n")
+
+
 def test_list_names_everything(tmp_path: Path) -> None:
     done = paceline("list", "--json", cwd=tmp_path)
     found = json.loads(done.stdout)

@@ -98,6 +98,18 @@ class Parser(argparse.ArgumentParser):
         (file or sys.stderr).write(message)  # argparse's own hides write errors
 
 
+class Changed:
+    """A filter of a log that drops a message if it is the same as the last one."""
+
+    def __init__(self) -> None:
+        self._last = ""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return True if a message differs from the last one."""
+        last, self._last = self._last, record.getMessage()
+        return self._last != last
+
+
 def main(arguments: Sequence[str] | None = None, *, on_start: Callable[[], None] | None = None) -> int:
     """Run one command and return its exit status: 2 for bad input, 1 if the system failed, each with one line.
 
@@ -144,7 +156,9 @@ def _interrupted(error: BaseException | None) -> bool:
 
 def _run(words: Sequence[str], chosen: str | None, on_start: Callable[[], None] | None) -> int:
     parsed = _parse(words, chosen)
-    logging.basicConfig(format="paceline: %(message)s", level=logging.WARNING)
+    handler = logging.StreamHandler()
+    handler.addFilter(Changed())
+    logging.basicConfig(format="paceline: %(message)s", level=logging.WARNING, handlers=[handler])
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns when the home folder cannot be written
     if on_start is not None:
         on_start()
