@@ -183,6 +183,8 @@ def test_other_mistakes_are_one_line(
     "words",
     [
         ["--data=iris"],
+        ["--data=mnist"],
+        ["--labels=numbers"],
         ["--model=mlp:3"],
         ["--dtype=float64"],
         ["--accuracy"],

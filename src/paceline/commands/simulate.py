@@ -291,9 +291,8 @@ def load_parts(work: Work | None, config: Config) -> tuple[Dataset, Model | None
 
 def _check_with_work(args: argparse.Namespace) -> None:
     """Refuse settings that a work file replaces, and those that need something to compute."""
-    usual = {each.name: each.default for each in fields(Config)}
-    for name in ("data", "model", "dtype", "lr", "clip", "schedule", "lr_scaling", "threads"):
-        if getattr(args, name) != usual[name]:
+    for name in ("data", "model", "labels", "dtype", "lr", "clip", "schedule", "lr_scaling", "threads"):
+        if name in getattr(args, "given", ()):
             raise UsageError(f"--work has the figures of the work: leave out --{name.replace('_', '-')}")
     for name, given in (
         ("accuracy", args.accuracy),
