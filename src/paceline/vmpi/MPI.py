@@ -21,8 +21,9 @@ from typing import Any, NoReturn
 import mpi4py
 from greenlet import getcurrent
 
+from paceline.vmpi import buffers as _buffers
 from paceline.vmpi import constants as _constants
-from paceline.vmpi.buffers import CODES, DATATYPES, Datatype
+from paceline.vmpi.buffers import DATATYPES, Datatype
 from paceline.vmpi.collectives import OPERATIONS, Op
 from paceline.vmpi.communicator import (
     COMM_NULL,
@@ -137,7 +138,7 @@ class SelfComm(WorldComm):
 simulated = True
 COMM_WORLD, COMM_SELF = WorldComm(), SelfComm()
 memory = buffer
-_typedict = CODES
+_typedict = _buffers.CODES
 _objects.update(COMM_WORLD=COMM_WORLD, COMM_SELF=COMM_SELF)
 
 globals().update(OPERATIONS)
