@@ -267,6 +267,26 @@ def test_every_rank_has_its_own_modules_however_they_are_imported(tmp_path: Path
     assert not {"plugin", "nested", "parts", "library", "tasks"} & set(sys.modules)
 
 
+def test_modules_of_a_program_behave_like_modules(tmp_path: Path) -> None:
+    (tmp_path / "lazy.py").write_text(
+        "def __getattr__(name):\n    if name == 'later':\n        return 7\n    raise AttributeError(name)\n"
+        "def __dir__():\n    return ['later']\n"
+    )
+    (tmp_path / "plain.py").write_text("value = []\n")
+    (tmp_path / "program.py").write_text(
+        "import pickle\nimport __main__, lazy, plain\nfrom lazy import later\n"
+        "def main(comm):\n"
+        "    plain.value.append(comm.rank)\n"
+        "    found = comm.bcast(plain, root=1)\n"  # as dill and cloudpickle pickle the modules of a function
+        "    return [later, lazy.later, hasattr(lazy, 'never'), dir(lazy), 'value' in dir(plain), plain.__doc__,\n"
+        "            found is plain, found.value]\n"
+    )
+    script = vmpi.Script(tmp_path / "program.py", "main")
+    with script.imitate_python():
+        values = vmpi.run(script, ranks=3).values
+    assert values == [[7, 7, False, ["later"], True, None, True, [rank]] for rank in range(3)]
+
+
 def test_one_sided_calls_take_no_operations_made_from_functions() -> None:
     def program(comm: Any) -> int:
         from mpi4py import MPI

@@ -416,8 +416,22 @@ class _RankModule(ModuleType):
         try:
             return names[name]
         except KeyError:
+            if name.startswith(
+                "__"
+            ):  # of every module: `__doc__` may be missing, and all modules have `__dir__`
+                return super().__getattribute__(name)
+            if "__getattr__" in names:
+                return names["__getattr__"](name)
             own = super().__getattribute__("__name__")
             raise AttributeError(f"module {own!r} has no attribute {name!r}") from None
+
+    def __dir__(self) -> list[str]:
+        names = _find_names(self) or {}
+        return list(names["__dir__"]()) if "__dir__" in names else sorted(names)
+
+    def __reduce__(self) -> Any:
+        """Let dill and cloudpickle, which can pickle modules, pickle this one as a reference to the receiver's own."""
+        return import_for_rank, (super().__getattribute__("__name__"),)
 
     def __setattr__(self, name: str, value: Any) -> None:
         names = _find_names(self)
@@ -432,6 +446,11 @@ class _RankModule(ModuleType):
             super().__delattr__(name)
         else:
             del names[name]
+
+
+def import_for_rank(name: str) -> Any:
+    """Import a module by its name, as the running rank has it."""
+    return importlib.import_module(name)
 
 
 def _find_names(module: _RankModule) -> dict[str, Any] | None:
