@@ -17,9 +17,9 @@ from paceline import cli
 from paceline import doctor as _facts
 from paceline import names as registry
 from paceline.commands import train
-from paceline.doctor import MIB, Facts, Report, diagnose, examine
+from paceline.doctor import MIB, MachineFacts, Report, diagnose, examine
 from paceline.errors import UsageError
-from paceline.launch import Outcome, find
+from paceline.launch import JobOutcome, find
 from paceline.launch import resources as _machine
 from tests.ranks import ROOT
 
@@ -31,7 +31,7 @@ def findings(report: Report, verdict: str) -> list[str]:
 
 
 def test_a_healthy_machine_has_nothing_to_change() -> None:
-    report = diagnose(Facts(ranks=8, blas_threads=1))
+    report = diagnose(MachineFacts(ranks=8, blas_threads=1))
     assert (report.status, findings(report, "problem"), findings(report, "note")) == (0, [], [])
     topics = [finding.topic for finding in report.findings]
     assert topics == ["MPI", "launcher", "cores", "threads", "memory", "shared memory", "messages"]
@@ -127,7 +127,7 @@ NOTES: list[tuple[dict[str, Any], str]] = [
     *[("problem", *case) for case in PROBLEMS], *[("note", *case) for case in NOTES],
 ])  # fmt: skip
 def test_each_rule_finds_what_it_is_for(verdict: str, facts: dict[str, Any], pattern: str) -> None:
-    report = diagnose(Facts(**{"ranks": 8, "blas_threads": 1, **facts}))
+    report = diagnose(MachineFacts(**{"ranks": 8, "blas_threads": 1, **facts}))
     found = findings(report, verdict)
     assert len(found) == 1, found
     assert re.match(pattern, found[0]), found[0]
@@ -144,7 +144,7 @@ def test_nothing_is_recommended_that_does_not_exist() -> None:
     texts = [
         finding.change
         for facts, _ in [*PROBLEMS, *NOTES]
-        for finding in diagnose(Facts(**{"ranks": 8, **facts})).findings
+        for finding in diagnose(MachineFacts(**{"ranks": 8, **facts})).findings
         if finding.topic == "messages"
     ]
     assert texts
@@ -154,12 +154,14 @@ def test_nothing_is_recommended_that_does_not_exist() -> None:
 
 
 def test_variables_that_multiply_nothing_are_not_mentioned() -> None:
-    facts = Facts(ranks=8, blas_threads=1, variables={"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "no number"})
+    facts = MachineFacts(
+        ranks=8, blas_threads=1, variables={"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "no number"}
+    )
     assert findings(diagnose(facts), "note") == []
 
 
 def test_srun_that_fits_is_fine() -> None:
-    facts = Facts(kind="mpich", title="MPICH 5.0.2", srun="srun", srun_types=("pmi2",), blas_threads=1)
+    facts = MachineFacts(kind="mpich", title="MPICH 5.0.2", srun="srun", srun_types=("pmi2",), blas_threads=1)
     assert [f.text for f in diagnose(facts).findings if f.topic == "Slurm"] == [
         "srun --mpi=pmi2 can start MPICH 5.0.2"
     ]
@@ -285,7 +287,7 @@ def test_a_job_that_cannot_start_is_a_finding(
     def run(*_: Any, on_line: Any, report: Any, **__: Any) -> int:
         for line in said:
             on_line(line)
-        report(Outcome(status=3, asked=0, dead=(), hosts=(), run=None))
+        report(JobOutcome(status=3, asked=0, dead=(), hosts=(), run=None))
         return 3
 
     monkeypatch.setattr("paceline.launch.calling.run", run)
@@ -345,6 +347,6 @@ def test_inside_a_job_it_looks_at_that_job() -> None:
 def test_what_cannot_be_measured_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], refusal: str
 ) -> None:
-    monkeypatch.setattr("paceline.doctor.gather", lambda *_: Facts())
+    monkeypatch.setattr("paceline.doctor.gather", lambda *_: MachineFacts())
     assert cli.main(["doctor", *words]) == 2
     assert capsys.readouterr() == ("", f"paceline doctor: {refusal}\n")

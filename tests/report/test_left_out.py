@@ -16,15 +16,15 @@ from paceline.record import Run
 from paceline.report import document_of
 from paceline.report.document import Document, Text
 from paceline.report.pdf import Pages
-from paceline.study.folder import Context, Failed
+from paceline.study.folder import Context, FailedCell
 from tests.report.conftest import copy_run, rewrite, table
 
 LATE = "it exceeded the study's timeout of 2 s"
 
 
-def make_failed(run: Run, **changes: Any) -> Failed:
+def make_failed(run: Run, **changes: Any) -> FailedCell:
     settings = {**run.config, "lr": None, "asked": {"on": "mpi", "lr": None}, **changes}
-    return Failed(settings=settings, why=LATE, status=None, file=Path())
+    return FailedCell(settings=settings, why=LATE, status=None, file=Path())
 
 
 def said(page: Document) -> list[str]:

@@ -24,7 +24,7 @@ from paceline.cli import main
 from paceline.commands import watch
 from paceline.config import Config
 from paceline.record import STEP_COLUMNS
-from paceline.report.live import Follower, LiveRun, State, serve, state_of
+from paceline.report.live import Follower, LiveRun, LiveState, serve, state_of
 from paceline.study.cells import Cell
 from paceline.study.folder import Folder
 from paceline.worker import worker
@@ -355,8 +355,8 @@ def test_the_table_of_the_terminal(tmp_path: Path) -> None:
 
 def test_settings_are_shown_where_runs_differ_in_them(tmp_path: Path) -> None:
     run = LiveRun(name="a", state="complete", epoch=1, epochs=1, settings="batch 64, lr 2")
-    assert "settings" not in State(runs=(run, replace(run, name="b"))).headings
-    assert "settings" in State(runs=(run, replace(run, name="b", settings="batch 64, lr 4"))).headings
+    assert "settings" not in LiveState(runs=(run, replace(run, name="b"))).headings
+    assert "settings" in LiveState(runs=(run, replace(run, name="b", settings="batch 64, lr 4"))).headings
     train_run(tmp_path, "a")
     [found] = state_of([tmp_path]).runs
     assert found.settings == "batch 10, lr 2"
@@ -386,7 +386,7 @@ def test_the_table_of_a_narrow_terminal(tmp_path: Path) -> None:
         for number in range(30)
     )  # fmt: skip
     console = Console(width=80, record=True, file=io.StringIO())
-    console.print(watch._table(State(runs=runs), 80))
+    console.print(watch._table(LiveState(runs=runs), 80))
     text = console.export_text()
     assert "0 % to 7 %" in text
     assert "22 earlier runs" in text
@@ -408,7 +408,7 @@ def test_each_run_takes_one_line(width: int) -> None:
         for lr, name in enumerate(names)
     )  # fmt: skip
     console = Console(width=width, record=True, file=io.StringIO())
-    console.print(watch._table(State(runs=runs), width))
+    console.print(watch._table(LiveState(runs=runs), width))
     head, *lines = console.export_text().splitlines()
     assert len(lines) == 2
     assert max(map(len, (head, *lines))) <= width

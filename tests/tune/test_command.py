@@ -29,7 +29,7 @@ from paceline.study.run import Trains
 from paceline.training.job import Job
 from paceline.tune import running
 from paceline.tune.forecast import Forecast
-from paceline.tune.running import Progress, Runs
+from paceline.tune.running import RunProgress, Runs
 from paceline.tune.search import Observed, Point
 from paceline.tune.space import Candidate, Choices, make_space
 
@@ -387,7 +387,7 @@ def test_a_run_that_hangs_until_the_budget_is_spent_shows_no_progress(
 
 def test_a_run_that_runs_out_of_time_is_idle_if_it_has_made_no_step_for_a_while(tmp_path: Path) -> None:
     now = 0.0
-    progress = Progress(budget=600.0, clock=lambda: now)
+    progress = RunProgress(budget=600.0, clock=lambda: now)
     progress.begin(tmp_path)
     now = 7.0
     assert progress.describe_idle() == ", with no sign of progress"
@@ -416,7 +416,7 @@ def test_a_schedule_that_depends_on_the_length_fixes_the_epochs_and_a_line_says_
 def test_a_run_hangs_if_it_takes_far_longer_than_others(tmp_path: Path) -> None:
     """The start of a program takes longer than an epoch."""
     now = 0.0
-    progress = Progress(budget=600.0, clock=lambda: now)
+    progress = RunProgress(budget=600.0, clock=lambda: now)
     progress.begin(tmp_path)
     for moment in (30.0, 32.0, 34.0):
         now = moment

@@ -15,7 +15,7 @@ from paceline.compare.noise import Timing, differ
 from paceline.config import Config, Program
 from paceline.errors import UsageError
 from paceline.tune.answer import conclude, list_left_out, results
-from paceline.tune.search import LONGER, Failed, Observed, Point, Search
+from paceline.tune.search import LONGER, FailedRun, Observed, Point, Search
 from paceline.tune.space import Candidate, Choices, Space, make_space
 
 START = 1.0  # seconds of a run besides training
@@ -54,7 +54,7 @@ class Machine:
         found = self.records.get((candidate, seed))
         return found if found is not None and found.epochs >= epochs else None
 
-    def run(self, candidate: Candidate, *, epochs: int, seed: int, limit: float) -> Observed | Failed:
+    def run(self, candidate: Candidate, *, epochs: int, seed: int, limit: float) -> Observed | FailedRun:
         each = self.seconds[candidate] * self.noise(candidate, seed)
         took = START + epochs * each
         if self.now + took > self.stop_after:
@@ -63,7 +63,7 @@ class Machine:
         self.ran.append((candidate, epochs, seed))
         if took > limit:
             self.now += limit - self.spare
-            return Failed(why="late", late=True)
+            return FailedRun(why="late", late=True)
         self.now += took
         needs = self.needs[candidate]
         points = tuple(Point(n, n * each, min(1.0, 0.9 * (n / needs) ** 0.1)) for n in range(1, epochs + 1))
@@ -133,7 +133,7 @@ def test_the_epochs_of_a_strategy_that_is_evaluated_only_at_its_end_are_those_of
     machine = Machine({average: 0.1}, {average: 30.0})
     run = machine.run
 
-    def keep_last(candidate: Candidate, *, epochs: int, seed: int, limit: float) -> Observed | Failed:
+    def keep_last(candidate: Candidate, *, epochs: int, seed: int, limit: float) -> Observed | FailedRun:
         found = run(candidate, epochs=epochs, seed=seed, limit=limit)
         if isinstance(found, Observed):
             found = machine.records[candidate, seed] = replace(found, points=found.points[-1:])
@@ -206,7 +206,7 @@ def test_a_run_that_learns_no_more_just_below_the_target_makes_way_for_others() 
     machine.seconds[slower], machine.needs[slower] = 0.2, 40.0
     run = machine.run
 
-    def run_to_plateau(candidate: Candidate, *, epochs: int, seed: int, limit: float) -> Observed | Failed:
+    def run_to_plateau(candidate: Candidate, *, epochs: int, seed: int, limit: float) -> Observed | FailedRun:
         found = run(candidate, epochs=epochs, seed=seed, limit=limit)
         if isinstance(found, Observed) and candidate != slower:
             points = tuple(point._replace(value=min(point.value, 0.895)) for point in found.points)
@@ -497,7 +497,7 @@ def test_no_run_is_started_that_would_be_ended_at_once() -> None:
     limits: list[float] = []
     run = machine.run
 
-    def note(candidate: Candidate, *, epochs: int, seed: int, limit: float) -> Observed | Failed:
+    def note(candidate: Candidate, *, epochs: int, seed: int, limit: float) -> Observed | FailedRun:
         limits.append(limit)
         return run(candidate, epochs=epochs, seed=seed, limit=limit)
 
@@ -618,11 +618,11 @@ def test_where_a_program_hangs_with_all_threads_one_thread_comes_before_other_ba
     machine.needs |= dict.fromkeys(candidates, 1.0)
     run, order = machine.run, list[Candidate]()
 
-    def hang(candidate: Candidate, **settings: Any) -> Observed | Failed:
+    def hang(candidate: Candidate, **settings: Any) -> Observed | FailedRun:
         order.append(candidate)
         if candidate.threads == 8:
             machine.now += 30.0
-            return Failed(why="it seems to hang", stuck=True)
+            return FailedRun(why="it seems to hang", stuck=True)
         return run(candidate, **settings)
 
     machine.run = hang  # type: ignore[method-assign]
@@ -667,7 +667,7 @@ def test_the_first_milliseconds_of_a_run_say_little_about_its_speed() -> None:
 
     def run_slowly_at_first(
         candidate: Candidate, *, epochs: int, seed: int, limit: float
-    ) -> Observed | Failed:
+    ) -> Observed | FailedRun:
         found = run(candidate, epochs=epochs, seed=seed, limit=limit)
         if isinstance(found, Observed):
             points = tuple(point._replace(seconds=point.seconds + 0.0009) for point in found.points)
@@ -727,10 +727,10 @@ def test_a_seed_that_misses_the_target_counts_against_a_candidate() -> None:
 def test_a_failed_candidate_is_not_tried_again() -> None:
     machine = four()
 
-    def fail(candidate: Candidate, **settings: object) -> Observed | Failed:
+    def fail(candidate: Candidate, **settings: object) -> Observed | FailedRun:
         if candidate == SYNC:
             machine.ran.append((candidate, 0, 0))
-            return Failed(why="no such network")
+            return FailedRun(why="no such network")
         return run(candidate, **settings)  # type: ignore[arg-type]
 
     run, machine.run = machine.run, fail  # type: ignore[method-assign]
@@ -745,8 +745,8 @@ def test_a_candidate_that_failed_in_an_earlier_search_does_not_end_this_one() ->
     machine = four()
     find = machine.find
 
-    def find_failed(candidate: Candidate, **settings: int) -> Observed | Failed | None:
-        return Failed(why="it failed before") if candidate == SYNC else find(candidate, **settings)
+    def find_failed(candidate: Candidate, **settings: int) -> Observed | FailedRun | None:
+        return FailedRun(why="it failed before") if candidate == SYNC else find(candidate, **settings)
 
     machine.find = find_failed  # type: ignore[method-assign, assignment]
     search = search_on(machine, ALONE, SYNC, THREADS)
@@ -902,6 +902,6 @@ def test_a_run_that_is_ended_counts_as_far_as_it_got() -> None:
 
 def test_a_search_whose_first_runs_all_fail_ends() -> None:
     machine = four()
-    machine.run = lambda candidate, **_: Failed(why="no data")  # type: ignore[method-assign]
+    machine.run = lambda candidate, **_: FailedRun(why="no data")  # type: ignore[method-assign]
     with pytest.raises(UsageError, match="every run failed: no data"):
         search_on(machine, ALONE, THREADS, SYNC, SERVER).run()

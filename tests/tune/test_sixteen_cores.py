@@ -19,7 +19,7 @@ from paceline.compare.metric import Goal
 from paceline.config import Config
 from paceline.tune.answer import conclude
 from paceline.tune.forecast import Forecast
-from paceline.tune.search import Failed, Observed, Point, Search
+from paceline.tune.search import FailedRun, Observed, Point, Search
 from paceline.tune.space import Candidate, Space, find_strategy, make_space
 
 SAMPLES, CORES = 50_000, 16
@@ -156,13 +156,13 @@ class Sixteen:
         found = self.records.get((candidate, seed))
         return found if found is not None and found.epochs >= epochs else None
 
-    def run(self, candidate: Candidate, *, epochs: int, seed: int, limit: float) -> Observed | Failed:
+    def run(self, candidate: Candidate, *, epochs: int, seed: int, limit: float) -> Observed | FailedRun:
         each = self.problem.seconds(candidate) * (1 + 0.02 * math.sin(7 * seed + len(str(candidate))))
         took = min(limit, self.starting + epochs * each)
         self.now += took
         self.ran.append((candidate, epochs, took))
         if took == limit:
-            return Failed(why="late", late=True)
+            return FailedRun(why="late", late=True)
         needs = self.problem.needs(candidate)
         points = tuple(Point(n, n * each, min(1.0, 0.9 * (n / needs) ** 0.1)) for n in range(1, epochs + 1))
         found = Observed(epochs=epochs, points=points, seconds=epochs * each, wall=took)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from paceline.study.cells import Cell
     from paceline.study.file import Study
     from paceline.study.folder import Folder
-    from paceline.study.run import State
+    from paceline.study.run import StudyState
 
 EXAMPLES = """
 examples:
@@ -181,7 +181,7 @@ def _run(
     return _end(args, folder, [run.folder for key in named for run in state.found.get(key, ())], state)
 
 
-def _end(args: argparse.Namespace, folder: Folder, runs: Sequence[Path], state: State) -> int:
+def _end(args: argparse.Namespace, folder: Folder, runs: Sequence[Path], state: StudyState) -> int:
     """Print the tables and write the report, as `paceline report` does."""
     from paceline.commands.report import report_on
     from paceline.text import count

@@ -29,7 +29,7 @@ from paceline.names import as_arguments
 from paceline.simulate.options import NAMES, PLACES, Options, options_of
 
 if TYPE_CHECKING:
-    from paceline.launch import Host, Outcome
+    from paceline.launch import Host, JobOutcome
     from paceline.training.job import Job
     from paceline.training.rank import Fitted
 
@@ -195,7 +195,7 @@ def start_ranks(
             hosts = launch.check_hosts(hosts, ranks=ranks, shared=job.runs if saved else None)
         if sys.stderr.isatty():
             command = [*command, f"--terminal={shutil.get_terminal_size().columns}"]
-        outcomes: list[Outcome] = []
+        outcomes: list[JobOutcome] = []
         launch.run(
             ranks,
             command,
@@ -235,7 +235,7 @@ def start_ranks(
     return ended.status
 
 
-def _was_lost(ended: Outcome) -> bool:
+def _was_lost(ended: JobOutcome) -> bool:
     """Return True if a job ended because ranks, their launcher or a host died or stalled, not because it was asked to."""
     from paceline.launch import REQUESTS, STALLED
 
@@ -258,7 +258,7 @@ def _ranks_left(job: Job, ranks: int, dead: int) -> int | None:
 
 
 def _restart_command(
-    args: argparse.Namespace, job: Job, command: list[str], ended: Outcome, *, ranks: int
+    args: argparse.Namespace, job: Job, command: list[str], ended: JobOutcome, *, ranks: int
 ) -> list[str]:
     """Return the command for ranks that go on from the last checkpoint or, if there is none, begin again."""
     from paceline.record.checkpoint import find_latest
@@ -271,7 +271,7 @@ def _restart_command(
     return [*command, f"--expect-ranks={ranks}"]
 
 
-def _say_how_to_go_on(ended: Outcome) -> None:
+def _say_how_to_go_on(ended: JobOutcome) -> None:
     """Print the command that resumes a run which has died, or whose last words were lost, if it can be resumed."""
     from paceline.record.checkpoint import find_latest
 

@@ -222,7 +222,7 @@ def prepare(
     from paceline.study.folder import Folder
     from paceline.study.run import Trains
     from paceline.text import count
-    from paceline.tune.running import Progress, Runs
+    from paceline.tune.running import RunProgress, Runs
     from paceline.tune.search import MOST_EPOCHS, Search
 
     goal, budget = _goal(args), _budget(args)
@@ -248,7 +248,7 @@ def prepare(
         runs = Runs(
             folder=folder, space=space, metric=goal.metric, samples=problem.samples, tell=tell,
             start=Trains(runs=folder.path, lock=lock, modules=modules, extendable=space.grows),
-            progress=Progress(budget) if program is not None and options is None else None,
+            progress=RunProgress(budget) if program is not None and options is None else None,
         )  # fmt: skip
         about: dict[str, Any] = {
             "title": f"tune: {problem.title}",

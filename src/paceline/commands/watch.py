@@ -15,7 +15,7 @@ from paceline.commands import parse_path
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from paceline.report.live import LiveRun, State
+    from paceline.report.live import LiveRun, LiveState
 
 EXAMPLES = """
 examples:
@@ -82,7 +82,7 @@ def _draw(places: list[Path]) -> None:
             time.sleep(EVERY)
 
 
-def _table(state: State, width: int) -> Table:
+def _table(state: LiveState, width: int) -> Table:
     """Return the runs, one line each, with as many columns as fit into `width`."""
     from rich.table import Table
     from rich.text import Text

@@ -68,7 +68,7 @@ def runs_in(places: Iterable[Path]) -> list[Run]:
     return found
 
 
-class Point(NamedTuple):
+class MetricValue(NamedTuple):
     """A figure at a step of the run; `seconds` of training after its start."""
 
     name: str
@@ -103,36 +103,36 @@ def settings(run: Run) -> dict[str, bool | int | float | str]:
     return {name: value for name, value in values.items() if isinstance(value, bool | int | float | str)}
 
 
-def points(run: Run) -> Iterator[Point]:
+def points(run: Run) -> Iterator[MetricValue]:
     """Yield every figure of the run that is finite; those of runs that diverged or computed nothing may not be."""
     for point in _points(run):
         if point.value is not None and math.isfinite(point.value):
             yield point._replace(value=float(point.value))
 
 
-def _points(run: Run) -> Iterator[Point]:
+def _points(run: Run) -> Iterator[MetricValue]:
     yield from _batches(run)
     for epoch in run.epochs:
         at = (epoch["step"] or 0, epoch["train_seconds"])
-        yield Point("loss/epoch", *at, epoch["loss"])
-        yield Point("validation/loss", *at, epoch["validation_loss"])
-        yield Point("validation/accuracy", *at, epoch["validation_accuracy"])
+        yield MetricValue("loss/epoch", *at, epoch["loss"])
+        yield MetricValue("validation/loss", *at, epoch["validation_loss"])
+        yield MetricValue("validation/accuracy", *at, epoch["validation_accuracy"])
         for name, value in epoch["metrics"].items():
-            yield Point(f"validation/{name}", *at, value)
+            yield MetricValue(f"validation/{name}", *at, value)
     summary = run.summary
     end: tuple[int, float] = (summary.get("steps") or 0, summary["train_seconds"])
     for key, name in FINAL.items():
-        yield Point(name, *end, summary.get(key))
+        yield MetricValue(name, *end, summary.get(key))
     for name, value in (summary.get("test_metrics") or {}).items():
-        yield Point(f"test/{name}", *end, value)
+        yield MetricValue(f"test/{name}", *end, value)
     for kind, seconds in summary["seconds"].items():
-        yield Point(f"seconds/{kind}", *end, seconds)
+        yield MetricValue(f"seconds/{kind}", *end, seconds)
     ages: dict[str, Any] = summary["findings"].get("staleness") or {}
     for name in ("mean", "largest"):
-        yield Point(f"staleness/{name}", *end, ages.get(name))
+        yield MetricValue(f"staleness/{name}", *end, ages.get(name))
 
 
-def _batches(run: Run) -> Iterator[Point]:
+def _batches(run: Run) -> Iterator[MetricValue]:
     """Yield the mean loss of each step's batch over all ranks, at the time when it was known, if recorded."""
     columns = run.steps
     if not len(columns["step"]):
@@ -145,7 +145,7 @@ def _batches(run: Run) -> Iterator[Point]:
     np.maximum.at(when, place, columns["start"] + spent if "start" in columns else 0.0)
     known = np.flatnonzero(count)
     for at in known[:: max(1, -(-len(known) // BATCHES))].tolist():
-        yield Point("loss/batch", int(steps[at]), float(when[at]), float(loss[at] / count[at]))
+        yield MetricValue("loss/batch", int(steps[at]), float(when[at]), float(loss[at] / count[at]))
 
 
 def staleness(run: Run) -> list[int] | None:

@@ -29,7 +29,7 @@ from paceline.launch.guard import (
     watch_each_other,
 )
 from paceline.launch.hosts import Host, answering_hosts, check_hosts, parse_hosts
-from paceline.launch.job import Outcome, run
+from paceline.launch.job import JobOutcome, run
 from paceline.launch.library import Library, allocated_nodes, find, mpiexec
 from paceline.launch.prepare import apply_settings, by_hand, communicator, mpi, refuse
 from paceline.launch.resources import (
@@ -54,8 +54,8 @@ __all__ = [
     "REQUESTS",
     "STALLED",
     "Host",
+    "JobOutcome",
     "Library",
-    "Outcome",
     "RanksFailedError",
     "StopRequests",
     "World",

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from paceline.errors import AgreedError, StoppedError, UsageError
 from paceline.launch.guard import leave
 from paceline.launch.hosts import Host
-from paceline.launch.job import Outcome, job_folder, run
+from paceline.launch.job import JobOutcome, job_folder, run
 from paceline.launch.library import allocated_nodes
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def call(
             f"rank 0 reports to this machine: list {os.uname().nodename} as the first of the hosts, not {hosts[0].name}"
         )
     answers: list[tuple[str, Any]] = []
-    outcomes: list[Outcome] = []
+    outcomes: list[JobOutcome] = []
     with job_folder(Path(tempfile.gettempdir())) as (folder, _):
         alone = not hosts and (one_node or allocated_nodes() == 1)
         payload = _pack(function, arguments, shared or {}, folder if alone else None)

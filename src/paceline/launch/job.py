@@ -77,7 +77,7 @@ def run(
     hosts: Sequence[Host] = (),
     launcher: Literal["mpi", "torch"] = "mpi",
     also: Sequence[Path] = (),
-    report: Callable[[Outcome], None] | None = None,
+    report: Callable[[JobOutcome], None] | None = None,
     survive: bool = False,
     stall_timeout: float | None = None,
     on_stall: str = "warn",
@@ -133,7 +133,7 @@ def run(
             end = _supervise(argv, variables, (lock, stderr), on_line, hosts, late, signals)
             end.explain(signals, hosts)
             status = end.choose_status(signals, died=(folder / "said-lost").exists())
-            outcome = Outcome(
+            outcome = JobOutcome(
                 status=status, asked=signals.received[0] if signals.received else 0, run=_read_run(folder),
                 dead=end.list_dead(folder), hosts=end.lost, cut=(folder / "cut").exists(),
                 failed=(folder / "failed").exists(),
@@ -169,7 +169,7 @@ def _read_run(folder: Path) -> Path | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class JobOutcome:
     """How a job ended."""
 
     status: int

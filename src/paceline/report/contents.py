@@ -42,7 +42,7 @@ from paceline.report.study import (
     select_published,
 )
 from paceline.simulate.options import NAMES, Options
-from paceline.study.folder import Context, Failed, Published
+from paceline.study.folder import Context, FailedCell, Published
 from paceline.text import count
 
 TITLE = "paceline report"
@@ -157,7 +157,7 @@ def _questions(context: Context) -> list[Text]:
 
 
 def _problem(
-    rows: list[Row], number: int, context: Context, given: Goal | None, failed: Sequence[Failed]
+    rows: list[Row], number: int, context: Context, given: Goal | None, failed: Sequence[FailedCell]
 ) -> tuple[Section, tuple[str, ...]]:
     """Return the section of one problem, and the sentences about it at the top."""
     rows, target = _find_target(rows, context, given)

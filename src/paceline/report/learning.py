@@ -203,7 +203,7 @@ def _quality_bar(row: Row, less: bool) -> Bar:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Point:
+class EpochPoint:
     """The end of an epoch of one run."""
 
     seconds: float
@@ -250,16 +250,16 @@ def _drawn_metrics(rows: Sequence[Row], target: Target | None) -> list[Metric]:
     return list(found.values())
 
 
-def points_of(row: Row) -> list[list[Point]]:
+def points_of(row: Row) -> list[list[EpochPoint]]:
     """Return the ends of the epochs of each run; of those that did not diverge, if there are any."""
     return [run_points(run) for run in row.whole]
 
 
-def run_points(run: Run) -> list[Point]:
+def run_points(run: Run) -> list[EpochPoint]:
     """Return the ends of a run's epochs, with the samples that all ranks had computed until then."""
     seen, names = samples_seen(run), ("accuracy", "loss", *names_in([run]))
     return [
-        Point(
+        EpochPoint(
             seconds=epoch["train_seconds"],
             samples=samples,
             loss=epoch["loss"],
@@ -317,7 +317,7 @@ def _lines(
 
 
 def _curve(
-    row: Row, runs: list[list[Point]], against: str, metric: Metric | None, variant: int, wrong: str
+    row: Row, runs: list[list[EpochPoint]], against: str, metric: Metric | None, variant: int, wrong: str
 ) -> Curve | None:
     """Return the curve over the epochs that all runs have and whose value is known in all of them."""
     at = []

@@ -124,7 +124,7 @@ class LiveRun:
 
 
 @dataclass(frozen=True, kw_only=True)
-class State:
+class LiveState:
     """The state of some folders of runs."""
 
     runs: tuple[LiveRun, ...]
@@ -143,7 +143,7 @@ class State:
         return bool(self.plan) or any(run.state == "running" for run in self.runs)
 
 
-def state_of(places: Sequence[Path]) -> State:
+def state_of(places: Sequence[Path]) -> LiveState:
     """Read the state of the runs in some folders, each a run or a folder of runs; raise a UsageError if one is missing.
 
     >>> import tempfile
@@ -165,7 +165,7 @@ def state_of(places: Sequence[Path]) -> State:
     shown = found[:LISTED]
     if len({run.model for run in shown}) > 1:
         shown = [replace(run, settings=", ".join(filter(None, (run.model, run.settings)))) for run in shown]
-    return State(runs=tuple(shown), plan="; ".join(plans))
+    return LiveState(runs=tuple(shown), plan="; ".join(plans))
 
 
 def find_followed(places: Sequence[Path]) -> list[Path]:

@@ -22,7 +22,7 @@ from paceline.figures import Axis, Bar, Bars
 from paceline.report.document import Column, Spread, Table, Value
 from paceline.report.series import series_of
 from paceline.report.study import describe_cell
-from paceline.study.folder import Failed
+from paceline.study.folder import FailedCell
 from paceline.text import count, megabytes, ratio, seconds, times
 
 # The most important columns come first: a narrow screen shows those.
@@ -79,7 +79,7 @@ T = TypeVar("T")
 
 
 def results(
-    rows: Sequence[Row], failed: Sequence[Failed], number: int, target: Target | None = None
+    rows: Sequence[Row], failed: Sequence[FailedCell], number: int, target: Target | None = None
 ) -> Table:
     """Return the table of one problem: a line for each row, then a line for each failed cell."""
     groups = [some for some in (select_real(rows), select_simulated(rows)) if len(some) > 1]
@@ -226,7 +226,7 @@ def _ends(values: tuple[float, ...] | None) -> tuple[float, float] | None:
     return (min(values), max(values)) if values else None
 
 
-def _make_failed_row(cell: Failed, width: int) -> tuple[Value, ...]:
+def _make_failed_row(cell: FailedCell, width: int) -> tuple[Value, ...]:
     settings = cell.settings
     ranks = settings.get("ranks")
     words = " (simulated)" if settings.get("simulated") else ""
@@ -280,7 +280,7 @@ def _bar(row: Row, wrong: str) -> Bar:
 def summary(
     rows: Sequence[Row],
     target: Target | None,
-    failed: Sequence[Failed],
+    failed: Sequence[FailedCell],
     names: Sequence[str] = (),
     *,
     going_on: bool = False,

@@ -16,7 +16,7 @@ from paceline.compare.verdict import divergence
 from paceline.record import Run
 from paceline.report.document import Column, Section, Table, Value
 from paceline.study.cells import PROBLEM, in_words
-from paceline.study.folder import Failed, Published
+from paceline.study.folder import FailedCell, Published
 from paceline.text import count
 
 NOTE = (
@@ -131,7 +131,7 @@ def _once(lines: Sequence[tuple[Value, ...]], column: int) -> str:
 # ---- failed cells
 
 
-def select_failed(rows: Sequence[Row], failed: Sequence[Failed]) -> list[Failed]:
+def select_failed(rows: Sequence[Row], failed: Sequence[FailedCell]) -> list[FailedCell]:
     """Return the failed cells that belong to a problem: those with the settings of its runs, as far as given."""
     config = rows[0].members[0].config
     return [cell for cell in failed if _alike(cell.settings, config)]
@@ -152,11 +152,11 @@ def _program(settings: Mapping[str, Any]) -> Any:
     return Path(str(program.get("file"))).name, program.get("arguments")
 
 
-def differing_settings(failed: Sequence[Failed], runs: Iterable[Run]) -> tuple[str, ...]:
+def differing_settings(failed: Sequence[FailedCell], runs: Iterable[Run]) -> tuple[str, ...]:
     """Return the settings that are not the same in all of these cells and runs, as far as they were given.
 
     >>> from pathlib import Path
-    >>> cells = [Failed(settings={"epochs": epochs}, why="", status=1, file=Path()) for epochs in (2, 5000)]
+    >>> cells = [FailedCell(settings={"epochs": epochs}, why="", status=1, file=Path()) for epochs in (2, 5000)]
     >>> differing_settings(cells, []), differing_settings(cells[1:], [])
     (('epochs',), ())
     """
@@ -174,11 +174,11 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, str | int | float) else repr(value)
 
 
-def describe_cell(cell: Failed, names: Sequence[str] = ()) -> str:
+def describe_cell(cell: FailedCell, names: Sequence[str] = ()) -> str:
     """Describe a failed cell in a few words, with these of its settings.
 
     >>> from pathlib import Path
-    >>> cell = Failed(settings={"strategy": "sync", "ranks": 4, "epochs": 5000}, why="", status=1, file=Path())
+    >>> cell = FailedCell(settings={"strategy": "sync", "ranks": 4, "epochs": 5000}, why="", status=1, file=Path())
     >>> describe_cell(cell, ["epochs"])
     'sync, 4 ranks, epochs 5000'
     """
@@ -196,7 +196,7 @@ def _describe_simulation(settings: Mapping[str, Any]) -> str:
     return "" if not simulated else f" (simulated: {network})" if network else " (simulated)"
 
 
-def failed_section(cells: Sequence[Failed], names: Sequence[str]) -> Section:
+def failed_section(cells: Sequence[FailedCell], names: Sequence[str]) -> Section:
     """Return the section of failed cells that belong to no problem with runs."""
     return Section(
         title="Cells that failed",

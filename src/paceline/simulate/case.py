@@ -70,7 +70,7 @@ class RunLength:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepTiming:
+class SimulatedTiming:
     """The time and traffic of a simulated part of a run."""
 
     seconds: float
@@ -284,7 +284,7 @@ class Candidate:
         long, short = (rest + 1 + count * each for count in (longer, longer // 2))
         return RunLength(epochs=1, draws=long, batches=long, shorter=short)
 
-    def measure(self, scenario: Scenario, length: RunLength, before: Fitted | None = None) -> StepTiming:
+    def measure(self, scenario: Scenario, length: RunLength, before: Fitted | None = None) -> SimulatedTiming:
         """Simulate a part of a run in a scenario; `before`: a run without steps there, if it is known."""
         workload = self.workload
         before = before or workload.run(self, scenario, self.no_steps())
@@ -303,7 +303,7 @@ class Candidate:
         samples = batches * self.batch if draws else length.epochs * len(workload.data.train)
         return spent.timing(samples, batches / self.together, simulated=length.batches / self.together)
 
-    def timing_of(self, whole: Fitted) -> StepTiming:
+    def timing_of(self, whole: Fitted) -> SimulatedTiming:
         """Return the time and traffic of a complete run that was computed."""
         before = self.workload.run(self, self.scenario, self.no_steps())
         seconds = whole.train_seconds - before.train_seconds
@@ -326,10 +326,10 @@ class ComputedRun:
     """Of the test samples; 0 if training diverged."""
     staleness: float | None
     """Mean age of a gradient, in updates."""
-    timing: StepTiming | None = None
+    timing: SimulatedTiming | None = None
 
 
-def measure(candidate: Candidate, without: Sequence[str], length: RunLength) -> StepTiming:
+def measure(candidate: Candidate, without: Sequence[str], length: RunLength) -> SimulatedTiming:
     """Simulate a part of a run in the scenario without the named costs, with nothing computed."""
     return candidate.measure(candidate.scenario.without(*without), length)
 
@@ -380,9 +380,9 @@ class _Spent:
             line(self.seconds, less.seconds), line(self.messages, less.messages), line(self.bytes, less.bytes)
         )
 
-    def timing(self, samples: float, steps: float, *, simulated: float) -> StepTiming:
+    def timing(self, samples: float, steps: float, *, simulated: float) -> SimulatedTiming:
         """Return the time and traffic of one of the steps; `simulated`: how many of them were simulated."""
-        return StepTiming(
+        return SimulatedTiming(
             seconds=self.seconds / steps,
             samples_per_second=samples / self.seconds,
             messages=self.messages / steps,

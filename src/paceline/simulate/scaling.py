@@ -37,8 +37,8 @@ from paceline.simulate.case import (
     ComputedRun,
     Load,
     RunLength,
+    SimulatedTiming,
     Simulations,
-    StepTiming,
     Workload,
     check_job,
     compute,
@@ -110,7 +110,7 @@ class Growth:
 MOST_MESSAGES, SOME_MESSAGES, SOME_STEPS = 300_000, 60_000, 1024
 # Once the first reason is removed, further ones are named if they save this fraction of the rest; at most this many.
 WORTH_NAMING, MOST_NAMED = 0.2, 2
-Begin = Callable[[Candidate, Sequence[str], RunLength], Callable[[], StepTiming]]
+Begin = Callable[[Candidate, Sequence[str], RunLength], Callable[[], SimulatedTiming]]
 """Begins to simulate a part of a run in the scenario without the named costs."""
 
 
@@ -235,7 +235,7 @@ class Split:
 class Prediction:
     """The result: the serial run, and a curve for each strategy."""
 
-    serial: StepTiming
+    serial: SimulatedTiming
     serial_accuracy: float | None
     curves: tuple[ScalingCurve, ...]
     splits: tuple[Split, ...] = ()
@@ -313,7 +313,7 @@ class Scaling:
         self.tell(SERIAL)
         serial = self.workload.candidate(SERIAL, 1)
         self._runs: dict[tuple[str, int], Callable[[], ComputedRun]] = {}
-        self._timings: dict[tuple[str, int, tuple[str, ...], RunLength], Callable[[], StepTiming]] = {}
+        self._timings: dict[tuple[str, int, tuple[str, ...], RunLength], Callable[[], SimulatedTiming]] = {}
         self._growth: dict[str, Growth] = {}
         own = {name: self._begin_own_run(name, serial.batch) for name in (SERIAL, *names)}
         self._serial = measure(serial, (), serial.length())
@@ -332,7 +332,7 @@ class Scaling:
     def _splits(self, names: Sequence[str]) -> Iterator[Split]:
         """Simulate one process with all threads, and every strategy with as many threads a rank as a node has cores."""
         network = self.workload.network
-        begun: list[tuple[Candidate, int, Callable[[], StepTiming]]] = []
+        begun: list[tuple[Candidate, int, Callable[[], SimulatedTiming]]] = []
         for name in (SERIAL, *names):
             for ranks in [1] if name == SERIAL else sorted(set(self.ranks) - {1}):
                 workload = self.threaded.get(network.ranks_on_node(ranks))
@@ -451,7 +451,7 @@ class Scaling:
             return explained
         return lambda: replace(explained(), accuracy=run().accuracy, staleness=run().staleness)
 
-    def _point_of(self, candidate: Candidate, timing: StepTiming) -> ScalingPoint:
+    def _point_of(self, candidate: Candidate, timing: SimulatedTiming) -> ScalingPoint:
         return ScalingPoint(
             ranks=candidate.ranks,
             step_seconds=timing.seconds,
@@ -476,7 +476,7 @@ class Scaling:
 
     def _begin(
         self, candidate: Candidate, without: Sequence[str], length: RunLength
-    ) -> Callable[[], StepTiming]:
+    ) -> Callable[[], SimulatedTiming]:
         """Begin to simulate a part of a run; its outcome is a UsageError if it cannot be simulated."""
         key = None
         if candidate.workload is self.workload:
@@ -485,7 +485,7 @@ class Scaling:
                 return self._timings[key]
         begun = self._simulations.begin(measure, candidate, tuple(without), length)
 
-        def outcome() -> StepTiming:
+        def outcome() -> SimulatedTiming:
             try:
                 return begun()
             except SimulationError as error:

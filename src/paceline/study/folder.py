@@ -308,7 +308,7 @@ class Published:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Failed:
+class FailedCell:
     """A cell of a study that failed."""
 
     settings: Mapping[str, Any] = field(hash=False)
@@ -356,7 +356,7 @@ class Context:
     target: Goal | None = None
     """What to reach on the validation samples; None if studies do not agree on it: see `studies`."""
     published: tuple[Published, ...] = ()
-    failed: tuple[Failed, ...] = ()
+    failed: tuple[FailedCell, ...] = ()
     studies: tuple[StudyInfo, ...] = ()
     """Each of the studies, in the order of their folders."""
     left_out: tuple[str, ...] = ()
@@ -378,7 +378,7 @@ def context_of(places: Iterable[str | Path]) -> Context:
     """
     each: list[StudyInfo] = []
     published: list[Published] = []
-    failed: list[Failed] = []
+    failed: list[FailedCell] = []
     wrong: list[str] = []
     for place in dict.fromkeys(map(_home, map(Path, places))):
         if exists(place / STUDY) and (told := _read(place / STUDY, wrong)) is not None:
@@ -452,7 +452,7 @@ def _figures(file: Path, told: Any, wrong: list[str]) -> Iterator[Published]:
             yield Published(**{name: v for name, v in figure.items() if name in names and v is not None})
 
 
-def _read_failed(file: Path, wrong: list[str]) -> Failed | None:
+def _read_failed(file: Path, wrong: list[str]) -> FailedCell | None:
     told = _read(file, wrong)
     if told is None:
         return None
@@ -460,7 +460,9 @@ def _read_failed(file: Path, wrong: list[str]) -> Failed | None:
     if mistake is not None:
         wrong.append(f"{file}: {mistake}")
         return None
-    return Failed(settings=told["settings"], why=told.get("why") or "", status=told.get("status"), file=file)
+    return FailedCell(
+        settings=told["settings"], why=told.get("why") or "", status=told.get("status"), file=file
+    )
 
 
 def _mistake(values: Any, rules: Mapping[str, _Rule]) -> str | None:

@@ -328,7 +328,7 @@ class Show(Protocol):
 
 
 @dataclass
-class State:
+class StudyState:
     """The cells of a study that are done, that have failed and that are missing."""
 
     done: dict[str, list[Run]] = field(default_factory=dict)
@@ -340,10 +340,10 @@ class State:
     """Every usable record of the folder, also of other cells."""
 
 
-def state_of(folder: Folder, cells: Sequence[Cell], *, retry: bool = False) -> State:
+def state_of(folder: Folder, cells: Sequence[Cell], *, retry: bool = False) -> StudyState:
     """Read the state from the folder's records; with `retry`, failed cells count as missing."""
     done, failed = folder.find_complete(), set() if retry else set(folder.find_failures())
-    state = State(
+    state = StudyState(
         found=done,
         done={cell.key: done[cell.key] for cell in cells if cell.key in done},
         failed={cell.key for cell in cells if cell.key in failed and cell.key not in done},
@@ -355,7 +355,7 @@ def state_of(folder: Folder, cells: Sequence[Cell], *, retry: bool = False) -> S
     return state
 
 
-def open_folder(folder: Folder, study: Study, cells: Sequence[Cell], *, retry: bool = False) -> State:
+def open_folder(folder: Folder, study: Study, cells: Sequence[Cell], *, retry: bool = False) -> StudyState:
     """Prepare a folder locked by the caller and return its state; remove the remains of an interrupted study.
 
     Runs that the study no longer requests stay; notes of failures that it no longer requests are removed.
@@ -368,7 +368,7 @@ def open_folder(folder: Folder, study: Study, cells: Sequence[Cell], *, retry: b
 
 
 def run_missing(
-    folder: Folder, state: State, start: Start, show: Show, spell: Callable[[Cell], str] = str
+    folder: Folder, state: StudyState, start: Start, show: Show, spell: Callable[[Cell], str] = str
 ) -> None:
     """Run every missing cell, updating `state`; the caller holds the folder's lock."""
     waiting = list(state.missing)

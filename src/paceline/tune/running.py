@@ -19,9 +19,9 @@ from paceline.record import Run
 from paceline.record.environment import cores_were_shared
 from paceline.study.cells import Cell, read_request
 from paceline.study.folder import STUDY, Folder, ends_with_checkpoint
-from paceline.study.run import NO_RECORD, Ended, State, Trains, run_missing
+from paceline.study.run import NO_RECORD, Ended, StudyState, Trains, run_missing
 from paceline.text import count, join
-from paceline.tune.search import HANGS, SHORTEST, UNSEEN, Failed, Observed, Point
+from paceline.tune.search import HANGS, SHORTEST, UNSEEN, FailedRun, Observed, Point
 from paceline.tune.space import Candidate, Space
 
 # A run of a program is stuck if it has made no progress for so many times as long as other runs took at most, and so many
@@ -30,7 +30,7 @@ TIMES, MORE = 3.0, 10.0
 SHARE, LEAST = 1 / 3, 30.0
 
 
-class Progress:
+class RunProgress:
     """The progress of one run after the other: an epoch has ended, or more steps have been written to its folder.
 
     Ranks write their steps at least every ten seconds, as long as they make some.
@@ -38,7 +38,7 @@ class Progress:
     The first sign of progress comes after the start of the program; the next ones, and its end, come sooner.
 
     >>> clock = iter([0.0, 4.0, 7.0, 30.0])
-    >>> progress = Progress(budget=90.0, clock=lambda: next(clock))
+    >>> progress = RunProgress(budget=90.0, clock=lambda: next(clock))
     >>> progress.begin(Path("/nowhere"))
     >>> progress.stuck(), progress.stuck(), progress.stuck()        # nothing for 30 s, a third of the budget
     (False, False, True)
@@ -114,7 +114,7 @@ class Runs:
     samples: int
     """Training samples of an epoch."""
     start: Trains
-    progress: Progress | None = None
+    progress: RunProgress | None = None
     """For runs that may hang."""
     tell: Callable[[str], None] = lambda text: None
     tick: Callable[[], None] = lambda: None
@@ -145,13 +145,13 @@ class Runs:
             return 0  # unknown
         return self.space.base.draws or -(-self.samples // candidate.batch)
 
-    def find(self, candidate: Candidate, *, epochs: int, seed: int) -> Observed | Failed | None:
+    def find(self, candidate: Candidate, *, epochs: int, seed: int) -> Observed | FailedRun | None:
         """Return what is recorded of a run of at least so many epochs, or of one that failed or diverged."""
         if not self._records and not self._failed:
             return None
         cell = self.space.cell(candidate, epochs=epochs, seed=seed)
         if cell.key in self._failed:
-            return Failed(why=f"it failed before; see {self.folder.path / 'failed'}")
+            return FailedRun(why=f"it failed before; see {self.folder.path / 'failed'}")
         found = [
             run
             for run in self._records.get(_make_key_without_epochs(cell), ())
@@ -162,11 +162,11 @@ class Runs:
         ]
         return None if not found else self._observe(max(found, key=lambda run: run.config["epochs"]))
 
-    def run(self, candidate: Candidate, *, epochs: int, seed: int, limit: float) -> Observed | Failed:
+    def run(self, candidate: Candidate, *, epochs: int, seed: int, limit: float) -> Observed | FailedRun:
         """Run a candidate for at most `limit` seconds."""
         cell = self.space.cell(candidate, epochs=epochs, seed=seed)
         found, wall = self._run(cell, limit)
-        if isinstance(found, Failed):
+        if isinstance(found, FailedRun):
             self.tell(f"{candidate}, seed {seed}: {found.why}")
             return found
         observed = self._observe(found, wall)
@@ -192,8 +192,8 @@ class Runs:
         """Run some batches of a candidate; return the seconds that an epoch would take."""
         cell = self.space.cell(candidate, epochs=1, seed=self.space.base.seed, draws=draws)
         known = self._records.get(_make_key_without_epochs(cell))
-        found: Run | Failed = known[0] if known else self._run(cell, limit)[0]
-        if isinstance(found, Failed):
+        found: Run | FailedRun = known[0] if known else self._run(cell, limit)[0]
+        if isinstance(found, FailedRun):
             self.tell(f"{candidate}: {found.why}")
             return None
         table = found.steps
@@ -206,7 +206,7 @@ class Runs:
         self.tell(f"{candidate}: {rate:,.0f} samples/s, so an epoch takes {seconds:.3g} s")
         return seconds
 
-    def _run(self, cell: Cell, limit: float) -> tuple[Run | Failed, float | None]:
+    def _run(self, cell: Cell, limit: float) -> tuple[Run | FailedRun, float | None]:
         """Run a cell; return its record, or why there is none, and the seconds that it took if it began at the start."""
         allowed, progress = max(SHORTEST, limit), self.progress
         start = replace(self.start, timeout=allowed)
@@ -225,7 +225,7 @@ class Runs:
             self._cut = self._course(name) if ended.status is None else None
             return ended
 
-        state, show = State(missing=[cell]), _Show(self.tick)
+        state, show = StudyState(missing=[cell]), _Show(self.tick)
         began = time.monotonic()
         if (shorter := self._shorter(cell)) is not None:
             self.folder.extend(shorter, cell)
@@ -239,17 +239,17 @@ class Runs:
             return done, wall if shorter is None else None
         if progress is not None and progress.why:  # another time it may not hang
             self.folder.forget_failures(lambda asked: asked != cell.key)
-            return Failed(why=f"stopped after {wall:.0f} s: {progress.why}", stuck=True), wall
+            return FailedRun(why=f"stopped after {wall:.0f} s: {progress.why}", stuck=True), wall
         late = wall >= allowed
         if late:  # with more time it may succeed
             self.folder.forget_failures(lambda asked: asked != cell.key)
             idle = "" if progress is None else progress.describe_idle()
-            return Failed(why=f"stopped after {wall:.0f} s: out of time{idle}", late=True), wall
+            return FailedRun(why=f"stopped after {wall:.0f} s: out of time{idle}", late=True), wall
         why = show.outcome.removeprefix("failed: ")
         if why == NO_RECORD and not self._records:
             self.folder.forget_failures(lambda asked: asked != cell.key)
             raise UsageError(f"{cell.program.file if cell.program else 'the run'}: {why}")
-        return Failed(why=why), wall
+        return FailedRun(why=why), wall
 
     def _shorter(self, cell: Cell) -> Run | None:
         """Return the longest record of the same run with fewer epochs from which it can go on, if there is one."""

@@ -120,7 +120,7 @@ class Observed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Failed:
+class FailedRun:
     """A run without a complete record."""
 
     why: str
@@ -133,11 +133,11 @@ class Failed:
 class Bench(Protocol):
     """Something that runs candidates, one after the other."""
 
-    def find(self, candidate: Candidate, *, epochs: int, seed: int) -> Observed | Failed | None:
+    def find(self, candidate: Candidate, *, epochs: int, seed: int) -> Observed | FailedRun | None:
         """Return what is recorded of a run of at least so many epochs."""
         ...
 
-    def run(self, candidate: Candidate, *, epochs: int, seed: int, limit: float) -> Observed | Failed:
+    def run(self, candidate: Candidate, *, epochs: int, seed: int, limit: float) -> Observed | FailedRun:
         """Run a candidate for at most `limit` seconds."""
         ...
 
@@ -297,7 +297,7 @@ class Search:
                     self.note(one, number, found)
             waiting += [other for other in self.space.neighbours(one) if other not in self.trials]
 
-    def _find(self, candidate: Candidate, number: int) -> Observed | Failed | None:
+    def _find(self, candidate: Candidate, number: int) -> Observed | FailedRun | None:
         """Return what is recorded of a candidate with one of the seeds."""
         return self.bench.find(candidate, epochs=self._least_record(), seed=self.seed(number))
 
@@ -1044,7 +1044,7 @@ class Search:
             self._note_spent(candidate, self.clock() - began)
             if isinstance(found, Observed) and found.wall is not None:
                 self._note_wall(candidate, found)
-        if isinstance(found, Failed):
+        if isinstance(found, FailedRun):
             if found.late or found.stuck:
                 self._note_cut(candidate, seed)
             if not found.late:

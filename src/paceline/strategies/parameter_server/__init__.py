@@ -313,7 +313,7 @@ def work(
             part = header if master == 0 else header[:BUFFERS]
             requests.append(comm.Isend(part, dest=master, tag=HEADER))
 
-    gradient = Sending(comm, me.model, pieces, announce)
+    gradient = GradientSender(comm, me.model, pieces, announce)
     requests = gradient.requests
 
     def expect_values() -> None:
@@ -386,7 +386,7 @@ def wait_for_end(me: Worker, comm: Any, stopped: int, *, worker: bool) -> int:
     return 0
 
 
-class Sending:
+class GradientSender:
     """A worker's gradient on its way to the masters: each piece as soon as its layers are ready.
 
     `ready(layer)` sends the pieces that this layer completes, except that those completed by the last layer wait for
