@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import logging
 import os
@@ -257,3 +258,44 @@ def test_ranks_that_are_ended_print_nothing(
     assert printed.out == "ends 1\n"
     assert printed.err.count("Traceback") == 1
     assert "ValueError: bad" in printed.err
+
+
+EXITS = """
+import atexit, sys
+from mpi4py import MPI
+
+comm = MPI.COMM_WORLD
+
+@atexit.register
+def first():
+    print("last of", comm.rank)
+
+def fail():
+    raise ValueError(comm.rank)
+
+def say(what, end):
+    print(what, comm.allreduce(comm.rank), end=end)
+
+atexit.register(say, "sum", end="\\n")
+atexit.register(fail)
+atexit.register(say, "never")
+atexit.unregister(say)
+atexit.register(say, "all", end="\\n")
+if comm.rank == 0:
+    sys.exit(0)
+"""
+
+
+def test_functions_for_the_end_are_called_when_a_rank_ends(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "program.py").write_text(EXITS)
+    before = atexit.register, atexit.unregister
+    assert main(["simulate", "run", str(tmp_path / "program.py"), "-n", "2"]) == 0
+    assert (atexit.register, atexit.unregister) == before
+    captured = capsys.readouterr()
+    said = captured.out.splitlines()
+    assert sorted(said) == ["all 1", "all 1", "last of 0", "last of 1"]
+    for number in (0, 1):
+        assert f"ValueError: {number}" in captured.err
+    assert captured.err.count("Exception ignored in atexit callback") == 2

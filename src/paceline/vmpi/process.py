@@ -7,6 +7,7 @@ Simulated ranks share one Python process. Without this module, `random.seed(0)`,
     os          environ, the working directory
     logging     level, handlers, filters and flags of every logger; logging.disable
     random      the generators behind the functions of random, numpy.random and torch
+    atexit      the functions that the program's own code registers
 
 Most of these are looked up for the running rank when they are used, so that switching between ranks costs nothing more.
 The working directory and PyTorch's generator belong to the operating system and to C++ code. They are exchanged at
@@ -15,6 +16,7 @@ every switch, from the first call of `os.chdir` or the import of torch on.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import io
@@ -22,6 +24,7 @@ import logging
 import os
 import random
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -29,6 +32,8 @@ from typing import Any
 
 import numpy as np
 from greenlet import getcurrent, settrace
+
+from paceline.vmpi.errors import SimulationError
 
 
 class SwitchState:
@@ -49,11 +54,26 @@ class Process(SwitchState):
         self.values: dict[tuple[str, int], tuple[Any, Any]] = {}
         """Objects and the rank's values of their attributes, by name and id of the object."""
         self.generators: dict[str, Any] = {}
+        self.at_exit: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
+        """Functions that the program has registered, and their arguments."""
 
     @functools.cached_property
     def entropy(self) -> random.Random:
         """What takes the place of the operating system's random numbers, so that a run can be repeated."""
         return random.Random(f"{self.rank.kernel.seed} {self.rank.number}")
+
+    def call_at_exit(self) -> None:
+        """Call the functions that the program has registered, the latest first, as Python does when it ends."""
+        while self.at_exit:
+            function, arguments, options = self.at_exit.pop()
+            try:
+                function(*arguments, **options)
+            except SimulationError:
+                raise
+            except Exception:
+                sys.stderr.write(
+                    f"Exception ignored in atexit callback: {function!r}\n{traceback.format_exc()}"
+                )
 
     def end(self) -> None:
         """Flush and close the rank's log handlers, as Python does at the end of a process."""
@@ -70,6 +90,37 @@ class Process(SwitchState):
 def _running() -> Process | None:
     """Return the process of the running rank; None if no rank is running."""
     return getattr(getcurrent(), "paceline_process", None)
+
+
+def call_at_exit() -> None:
+    """Call what the running rank's program has registered with `atexit`, if it has a process of its own."""
+    process = _running()
+    if process is not None:
+        process.call_at_exit()
+
+
+def _list_exits() -> Iterator[tuple[Any, str, Any]]:
+    """Yield modules, names and functions that keep what a rank's own code registers until that rank ends.
+
+    Libraries are shared, and so is what they register.
+    """
+    register, unregister = atexit.register, atexit.unregister
+
+    def register_for_rank(function: Any, /, *arguments: Any, **options: Any) -> Any:
+        process, own = _running(), getattr(getcurrent(), "paceline_modules", {}).get("builtins")
+        if process is None or sys._getframe(1).f_globals.get("__builtins__") is not own:
+            return register(function, *arguments, **options)
+        process.at_exit.append((function, arguments, options))
+        return function
+
+    def unregister_for_rank(function: Any, /) -> None:
+        process = _running()
+        if process is not None:
+            process.at_exit = [each for each in process.at_exit if each[0] != function]
+        unregister(function)
+
+    yield atexit, "register", register_for_rank
+    yield atexit, "unregister", unregister_for_rank
 
 
 class RankAttribute:
@@ -371,6 +422,7 @@ def separate_ranks() -> Iterator[Separation]:
         (logging, "shutdown", _replace_shutdown()),
         *((kind, own.name, own) for kind, own in RANK_ATTRIBUTES),
         *_list_functions(),
+        *_list_exits(),
     ]
     before = [(thing, name, vars(thing).get(name, _MISSING)) for thing, name, _ in replaced]
     namespace = vars(sys)

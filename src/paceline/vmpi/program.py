@@ -35,7 +35,7 @@ from paceline.vmpi.groups import CommState
 from paceline.vmpi.handles import raise_unsupported
 from paceline.vmpi.kernel import Kernel
 from paceline.vmpi.network import Network, Wires, parse_network
-from paceline.vmpi.process import Separation, separate_ranks
+from paceline.vmpi.process import Separation, call_at_exit, separate_ranks
 from paceline.vmpi.rounds import can_evaluate
 
 log = logging.getLogger(__name__)
@@ -219,16 +219,18 @@ class Script:
         with contextlib.nullcontext() if self._separation is None else self._separation.begin(comm.me):
             try:
                 exec(self._code, names)
-                return None if self.function is None else self._find_function(names)(comm, *self.arguments)
+                value = None if self.function is None else self._find_function(names)(comm, *self.arguments)
             except SystemExit as end:
                 if end.code not in (None, 0) or isinstance(end, Aborted):
                     raise
-                return None
+                value = None
             except SimulationError:
                 raise
             except Exception as error:
                 _call_excepthook(error)
                 raise
+            call_at_exit()
+            return value
 
     def _import(self, *arguments: Any, **options: Any) -> Any:
         """Do what Python's `__import__` does, for the program's own code on the running rank."""
