@@ -19,7 +19,7 @@ import pytest
 from paceline import names as registry
 from paceline.cli import COMMANDS, Parser, main
 from paceline.commands.list import GIVEN, KINDS, _option_docs, entries
-from paceline.launch import mpiexec
+from paceline.launch import machine_cores, mpiexec
 from paceline.record import Run
 
 ROOT = Path(__file__).parent.parent
@@ -230,6 +230,16 @@ def test_every_option_is_explained(command: str) -> None:
         for action in parser._actions:
             if not isinstance(action, argparse._SubParsersAction):
                 assert action.help, f"{parser.prog}: {action.dest}"
+
+
+def test_more_threads_than_cores_get_a_warning(tmp_path: Path) -> None:
+    cores = machine_cores()
+    for threads, ranks in ((cores + 1, "1"), (max(cores, 2), "2")):
+        said = f"paceline: {'2 ranks of ' if ranks == '2' else ''}{threads} threads on {cores} core"
+        for given in ("--threads", str(threads)), ():
+            done = paceline("train", *SMALL, "-n", ranks, "--quiet", *given, cwd=tmp_path)
+            assert done.returncode == 0
+            assert done.stderr.startswith(said) == bool(given), done.stderr
 
 
 def test_a_warning_is_not_repeated(tmp_path: Path) -> None:
