@@ -276,6 +276,19 @@ def test_compression_is_tried_between_nodes_only() -> None:
     assert any("compress" in candidate.strategy for candidate in many.candidates)
 
 
+def test_a_search_counts_the_records_of_all_candidates_that_it_continues_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also those of other learning rates than it begins with, and of repetitions."""
+    monkeypatch.chdir(tmp_path)
+    problem = ["--data=digits", "--model=mlp:16", "--batch=64", "--threads=1", "--strategy=serial"]
+    for rate, seed in ((2, 0), (4, 0), (4, 1), (3, 0)):  # 3 is none that a search tries
+        settings = [f"--lr={rate}", f"--seed={seed}", "--epochs=2", "--runs=runs/tune-digits-mlp-16"]
+        assert main(["train", *problem, *settings]) == 0
+    assert main(["tune", *problem, "--target=10%", "--budget=1s"]) == 0
+    assert "continuing from 3 runs in " in capsys.readouterr().err
+
+
 def test_an_interrupted_search_answers_and_goes_on_and_its_command_reproduces_the_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

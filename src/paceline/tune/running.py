@@ -21,7 +21,7 @@ from paceline.study.cells import Cell, read_request
 from paceline.study.folder import STUDY, Folder, ends_with_checkpoint
 from paceline.study.run import NO_RECORD, Ended, StudyState, Trains, run_missing
 from paceline.text import count, join
-from paceline.tune.search import HANGS, SHORTEST, UNSEEN, FailedRun, Observed, Point
+from paceline.tune.search import HANGS, MOST_RUNS, SHORTEST, UNSEEN, FailedRun, Observed, Point
 from paceline.tune.space import Candidate, Space
 
 # A run of a program is stuck if it has made no progress for so many times as long as other runs took at most, and so many
@@ -133,11 +133,26 @@ class Runs:
             self.folder.forget_failures(lambda asked: False)
         for asked, note in self.folder.find_failures().items():
             self._failed[asked] = note.stem
-        wanted = {
-            _make_key_without_epochs(self.space.cell(one, epochs=1, seed=self.space.base.seed))
-            for one in self.space.candidates
-        }
-        return sum(len(runs) for key, runs in self._records.items() if key in wanted)
+        return self._count_known()
+
+    def _count_known(self) -> int:
+        """Return how many records are of candidates, and of other learning rates that were tried for them."""
+        waiting = list(self.space.candidates) if self._records else []
+        seen, known = set(waiting), 0
+        for one in waiting:  # which becomes longer
+            found = self._count_records(one, 0)
+            if not found:
+                continue
+            known += found + sum(self._count_records(one, number) for number in range(1, MOST_RUNS))
+            new = [other for other in self.space.neighbours(one) if other not in seen]
+            seen.update(new)
+            waiting += new
+        return known
+
+    def _count_records(self, candidate: Candidate, number: int) -> int:
+        """Return how many records there are of a candidate with one of the seeds."""
+        cell = self.space.cell(candidate, epochs=1, seed=self.space.base.seed + number)
+        return len(self._records.get(_make_key_without_epochs(cell), ()))
 
     def batches(self, candidate: Candidate) -> int:
         """Return the batches of an epoch."""
