@@ -132,6 +132,45 @@ def test_parts_of_ranks_that_a_run_no_longer_has_are_removed(strategy: str, tmp_
     assert all(len(checkpoint.numbers(run, rank)) == 2 for rank in range(2))
 
 
+def test_a_complete_run_without_checkpoints_is_trained_further_on_fewer_ranks(tmp_path: Path) -> None:
+    run = fit(**COMMON, strategy="sync", runs=tmp_path, ranks=4).run
+    assert run is not None
+    fit(resume=run, ranks=2, epochs=1, quiet=True)
+    (entry,) = Run(run).config["resumed"]
+    assert (entry["ranks_before"], entry["ranks"]) == (4, 2)
+    assert np.unique(Run(run).steps["rank"]).tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 5])
+def test_steps_of_an_attempt_to_resume_on_more_ranks_that_saved_nothing_are_dropped(
+    ranks: int, tmp_path: Path
+) -> None:
+    whole = train_with_checkpoints(tmp_path, "sync", "5 steps", ranks=4)
+    run = cut(whole.run, tmp_path / "cut", 3)
+    fit(resume=cut(whole.run, tmp_path / "lost", 3), ranks=5, quiet=True)
+    lost = Run(tmp_path / "lost")
+    unpack_rows(lost.folder, "steps")
+    for name in ("steps/rank-4.rows", "config.json"):
+        shutil.copy(lost.folder / name, run / name)
+    fit(resume=run, ranks=ranks, quiet=True)
+    steps = Run(run).steps
+    assert [int(steps["count"][steps["epoch"] == epoch].sum()) for epoch in range(3)] == [120, 120, 120]
+
+
+def test_parts_of_ranks_from_before_a_change_of_their_number_are_not_mixed(tmp_path: Path) -> None:
+    some: dict[str, Any] = {"checkpoint_every": "3 steps", "checkpoints": 99}
+    run = fit(**COMMON, strategy="gossip", runs=tmp_path / "runs", ranks=2, **some).run
+    assert run is not None
+    before = checkpoint.find_latest(run)
+    fit(resume=run, ranks=3, epochs=2, quiet=True, **some)
+    assert before is not None
+    first = min(checkpoint.numbers(run, 2))
+    checkpoint.discard(
+        run, 1, keep=lambda other: other < first
+    )  # killed before rank 1 had saved its first part
+    assert checkpoint.find_latest(run) == before
+
+
 def test_a_complete_run_is_trained_further(tmp_path: Path) -> None:
     first = fit(**REAL, strategy="serial", runs=tmp_path)
     more = fit(resume=first.run, epochs=2, quiet=True)

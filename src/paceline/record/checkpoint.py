@@ -199,7 +199,14 @@ def find_latest(run: Path, *, whole: bool = True) -> list[int] | None:
             if all(part_of(run, rank, number).exists() and check(run, rank, number) for rank in ranks):
                 return [number] * state["ranks"]
             continue
-        own = [next((n for n in numbers(run, rank) if check(run, rank, n)), None) for rank in ranks]
+        # Parts of a session with another number of ranks are not of this checkpoint.
+        own = [
+            next(
+                (n for n in numbers(run, rank) if (check(run, rank, n) or {}).get("ranks") == state["ranks"]),
+                None,
+            )
+            for rank in ranks
+        ]
         if None not in own:
             return [number, *(n for n in own if n is not None)]
     return None

@@ -567,6 +567,14 @@ def truncate_logs(log: RowLog, rank: int, ranks: int, rows: Sequence[int | None]
             RowLog(log.columns, path).truncate(rows[gone])
 
 
+def remove_rows(folder: Path, table: str, ranks: int) -> None:
+    """Remove the files of all ranks but the first `ranks`."""
+    for path in (folder / table).glob("rank-*.rows"):
+        number = path.stem.removeprefix("rank-")
+        if number.isdecimal() and int(number) >= ranks:
+            path.unlink()
+
+
 def renumber(folder: Path, table: str, alive: Sequence[int], dead: Sequence[int]) -> None:
     """Give the files of ranks that are left the numbers 0, 1 ...; those of dead ranks come after them."""
     files = [rows_path(folder, table, rank) for rank in (*alive, *dead)]

@@ -54,7 +54,7 @@ from paceline.files import (
     write_json,
 )
 from paceline.models import Model, state_of
-from paceline.record.rows import Outage, RowLog, Table, unpack_rows
+from paceline.record.rows import Outage, RowLog, Table, remove_rows, unpack_rows
 from paceline.record.schema import FORMAT, TABLES
 
 log = logging.getLogger(__name__)
@@ -210,8 +210,10 @@ class Record:
             with replace_file(path) as new:
                 new.write("".join(self._lines).encode())
             self._size = path.stat().st_size
+            known = max((entry["ranks_before"] for entry in changes["resumed"]), default=0)
             for table in GROWING:
                 unpack_rows(self.folder, table)
+                remove_rows(self.folder, table, known)  # left by an attempt on more ranks that saved nothing
             for name in ("stopped.json", "summary.json"):
                 (self.folder / name).unlink(missing_ok=True)
 

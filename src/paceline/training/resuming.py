@@ -210,9 +210,10 @@ def changes_for_record(job: Job, place: RankEnvironment, resumption: Resumption)
     assert job.resume is not None
     before = Run(job.resume).config
     position = resumption.first["position"]
+    complete = (job.resume / "summary.json").exists()  # its model may be saved as the state of one rank
     entry = {
-        "time": _now(), "ranks": place.ranks, "ranks_before": resumption.ranks, "epoch": position["epoch"],
-        "turn": position["turn"],
+        "time": _now(), "ranks": place.ranks, "ranks_before": before["ranks"] if complete else resumption.ranks,
+        "epoch": position["epoch"], "turn": position["turn"],
     }  # fmt: skip
     if job.because:
         entry["because"] = job.because
