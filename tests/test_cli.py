@@ -118,6 +118,8 @@ BAD = [
     (("train", "--data", "iris", "--batch", "1000", "-n", "2"), "120"),
     (("train", "--epocs", "3"), "unrecognized arguments: --epocs 3; did you mean --epochs?"),
     (("train", "--target", "90%"), "--target 90%; `paceline train --help` lists what it takes"),
+    (("train", "--threads", "4000", "--data", "mnits"), "unknown data set 'mnits'"),
+    (("train", "--threads", "4000", "--strategy", "serial", "-n", "2"), "serial is one process; the job has 2 ranks"),
     (("predict", "runs/mine", "--out", "p.csv"), "--out takes the name of an .npz file; got p.csv"),
     (("train", "--data", "iris", "--runs", "/proc/nowhere", "-n", "2"), "cannot write runs to /proc/nowhere"),
     (("train", "--data", "iris", "--runs", "/proc/nowhere", "--strategy", "serial"), "cannot write runs to /proc/nowhere"),

@@ -128,7 +128,7 @@ def main(args: argparse.Namespace) -> int:
     if options is not None:
         return simulate_job(args, job, args.ranks or 1, options)
     if here is None and not hosts and launch.allocated_nodes() < 2:
-        _warn_of_threads(args.ranks or 1, config.threads or 1)
+        _warn_of_threads(job, args.ranks or 1)
     if here is None and ((args.ranks or 1) > 1 or hosts):
         return _start(args, job, hosts)
     launch.set_thread_variables(here.local_size if here is not None else 1, config.threads)
@@ -136,13 +136,14 @@ def main(args: argparse.Namespace) -> int:
     return run_rank(args, job, here)
 
 
-def _warn_of_threads(ranks: int, threads: int) -> None:
-    """Warn of more threads than cores; ranks of one thread each yield their cores."""
+def _warn_of_threads(job: Job, ranks: int) -> None:
+    """Warn of more threads than cores, unless bad settings end the run; ranks of one thread each yield their cores."""
     from paceline.launch import machine_cores
     from paceline.text import count
 
-    cores = machine_cores()
+    cores, threads = machine_cores(), job.config.threads or 1
     if threads > 1 and ranks * threads > cores:
+        job.check_early(ranks, 1)
         what = f"{threads} threads" if ranks == 1 else f"{ranks} ranks of {threads} threads"
         logging.getLogger(__name__).warning(
             "%s on %s: training will be very slow; leave out --threads", what, count(cores, "core")
