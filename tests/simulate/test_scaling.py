@@ -159,6 +159,14 @@ REASONS_WANTED = [
 ]  # fmt: skip
 
 
+def test_a_fixed_batch_of_each_rank_is_not_divided() -> None:
+    """Larger batches would need less time for each sample; but a rank's batch is the same on any number of ranks."""
+    faster = {"gradient": {1: [[1, 0.01], [64, 0.0101]]}}
+    [curve] = predict(bench(work=faster, batch=None, batch_per_rank=8), RING).curves
+    assert [point.efficiency for point in curve.points] == pytest.approx([1, 1, 1, 1], rel=1e-6)
+    assert [main_reason(point) for point in curve.points] == [None] * 4
+
+
 @pytest.mark.parametrize(("reason", "strategy", "how"), REASONS_WANTED)
 def test_the_reason_is_what_was_made_slow(reason: str, strategy: str, how: dict[str, Any]) -> None:
     how = dict(how)

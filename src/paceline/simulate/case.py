@@ -237,12 +237,14 @@ class Candidate:
             workload.network.node, costs, slow=slow, jitter=jitter,
             cores=None if workload.has_devices else workload.network.node_cores(costs.cores),
         )  # fmt: skip
+        own = workload.config.batch_per_rank  # does not get smaller with more ranks
+        divided = not self.whole_batches and own is None
         return Scenario(
             network=workload.network,
             compute=compute,
             masters=self.masters,
-            pieces=None if self.whole_batches else self.workers,
-            batch=self.batch,
+            pieces=self.workers if divided else None,
+            batch=self.batch if own is None else own,
             parameters=workload.model.x.size,
         )
 

@@ -6,7 +6,7 @@ overhead     neither end spends its own time on a message
 memory       gradients are summed and copied in no time
 masters      the ranks that hold the parameters need no time for their work
 stragglers   no rank is slow, and nothing varies
-compute      computing is divided perfectly: a p-th of what one process takes, or its time for a whole batch
+compute      computing is divided perfectly: a p-th of what one process takes, or its time for the batch of a rank
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ class Scenario:
     masters: int = 0
     """The number of ranks, the first ones, that hold the parameters and compute no gradients."""
     pieces: int | None = None
-    """The number of ranks that divide a batch; None: each computes whole batches."""
+    """The number of ranks that divide a batch; None: the samples of a rank do not depend on the number of ranks."""
     batch: int = 1
+    """Samples of all ranks that divide a batch, or of each rank."""
     parameters: int = 1
 
     def has(self, reason: str) -> bool:
