@@ -46,8 +46,9 @@ def test_the_ranks_own_status_is_kept_and_only_their_words_are_heard(
 
 def test_a_rank_that_vanishes_ends_the_job_with_its_status(start: Callable[..., Started]) -> None:
     job = start("one vanishes")
-    status, _, _ = job.end()
+    status, _, err = job.end()
     assert status == 3
+    assert err == "rank 1 ended with status 3 in the middle of its work, without an error (os._exit?)\n"
     assert job.left() == []
 
 

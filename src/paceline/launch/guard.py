@@ -75,7 +75,8 @@ def abort_on_error(comm: Any, *, usage_errors: bool = True) -> Iterator[None]:
     write_whole_lines()
     apart = comm.Dup()  # its messages cannot be confused with those of the work
     try:
-        yield
+        with _mark_work():
+            yield
     except (AgreedError, StoppedError):
         _all_end(apart, GOOD, AGREEMENT)
         raise
@@ -130,6 +131,23 @@ def watch_each_other() -> Iterator[None]:
         yield
         return
     mark = Path(os.environ[JOB_FOLDER], "watched", str(os.getpid()))
+    with contextlib.suppress(OSError):  # it is on another machine
+        mark.touch()
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            mark.unlink()
+
+
+@contextlib.contextmanager
+def _mark_work() -> Iterator[None]:
+    """Tell the process that started this job which of its ranks are in this block: one that vanishes never leaves it."""
+    here = world()
+    if here is None or JOB_FOLDER not in os.environ:
+        yield
+        return
+    mark = Path(os.environ[JOB_FOLDER], f"working-{here.rank}")
     with contextlib.suppress(OSError):  # it is on another machine
         mark.touch()
     try:

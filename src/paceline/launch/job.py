@@ -131,7 +131,7 @@ def run(
         late = None if time_limit is None else time.monotonic() + time_limit
         with _Signals() as signals:
             end = _supervise(argv, variables, (lock, stderr), on_line, hosts, late, signals)
-            end.explain(signals, hosts)
+            end.explain(signals, hosts, folder)
             status = end.choose_status(signals, died=(folder / "said-lost").exists())
             outcome = JobOutcome(
                 status=status, asked=signals.received[0] if signals.received else 0, run=_read_run(folder),
@@ -246,7 +246,7 @@ class _End:
     lost: tuple[str, ...]
     """The hosts that were lost."""
 
-    def explain(self, signals: _Signals, hosts: Sequence[Host]) -> None:
+    def explain(self, signals: _Signals, hosts: Sequence[Host], folder: Path) -> None:
         """Print what the user needs to know and nobody has printed."""
         status, streams = self.status, self.streams
         for stream in streams if status == 0 else ():
@@ -262,6 +262,13 @@ class _End:
             told = [f"the job's supervisor was ended by {name_of_signal(-status)}; the job ended with it"]
         elif 128 < status < 128 + signal.NSIG and quiet and not self.expired:
             told = [f"a rank was ended by {name_of_signal(status - 128)}"]  # the launcher prints nothing
+        banners = [stream.banners for stream in streams]
+        if not (signals.received or self.expired or any(one.aborted for one in banners)):
+            told += [
+                f"rank {rank} ended with status {code} in the middle of its work, without an error (os._exit?)"
+                for rank, code in dict.fromkeys(left for one in banners for left in one.exits)
+                if (folder / f"working-{rank}").exists()
+            ]
         if not signals.received:
             told += [f"host {host} is lost, and the ranks there with it" for host in self.lost]
         for line in told if not self.broken else ():
@@ -404,6 +411,9 @@ LOST_HOST = re.compile(
     rb"|lost communication with a remote daemon.*Remote daemon: \S+ on node (\S+)",
     re.DOTALL,
 )
+EXIT = re.compile(
+    rb"Process name: \[\S+,(\d+)\]\s+Exit code: +(\d+)|process rank (\d+) with PID \d+ on node \S+ exiting"
+)
 SIGNAL = re.compile(rb"process rank (\d+) with PID \d+ on node (\S+) exited on\s+signal (\d+)")
 CODES = re.compile(rb"\] Exit codes: \[(\S+)\] ([\d,]+)\n")
 
@@ -437,6 +447,10 @@ class Banners:
         self.status: int | None = None
         """The exit status that the launcher reports, 128 + the signal if there was one."""
         self.dead: list[int] = []  # the ranks that a signal ended
+        self.exits: list[tuple[int, int]] = []
+        """The ranks that the launcher names because they ended by themselves, and their exit statuses."""
+        self.aborted = False
+        """True if a rank has called MPI_Abort."""
         self.say: Callable[[bytes], None] | None = None
         """Takes the line about a signal, if it is not passed on here."""
         self.asked = False  # the job was asked to stop: it is no news that ranks end by SIGTERM
@@ -502,6 +516,9 @@ class Banners:
             return self._report_end(f"rank {match[1].decode()} on {match[2].decode()}", int(match[3]))
         if match := CODES.search(block):
             return self._read_codes(match[1].decode(), [int(code) for code in match[2].split(b",")])
+        if match := EXIT.search(block):
+            self.exits.append((int(match[1] or match[3]), int(match[2] or 0)))
+        self.aborted |= b"MPI_ABORT was invoked" in block or b'calling\n"abort"' in block
         return b"" if block.lstrip(b"\n").startswith(EQUALS) or DROPPED.search(block) else block
 
     def _read_codes(self, host: str, codes: list[int]) -> bytes:
@@ -511,6 +528,9 @@ class Banners:
         own = [rank for rank, number in signals.items() if number not in (signal.SIGKILL, signal.SIGTERM)]
         if exits and not own:
             self.status = exits[0]
+            self.exits.append(
+                (next(rank for rank, code in enumerate(codes) if os.WEXITSTATUS(code)), exits[0])
+            )
             return b""
         who = own or [rank for rank, number in signals.items() if number == signal.SIGKILL] or list(signals)
         if not who:
