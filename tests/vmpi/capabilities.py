@@ -375,11 +375,45 @@ def types_of_elements(comm: Any) -> list[Any]:
     return found
 
 
+def mistakes(comm: Any) -> list[Any]:
+    """Datatypes that were not committed, displacements of no bytes; and objects that are None on all ranks."""
+    from mpi4py import MPI
+
+    column = MPI.INT.Create_vector(2, 1, 2)
+    numbers, into = np.arange(4, dtype="i"), np.zeros(4 * comm.size, "i")
+    window = MPI.Win.Create(numbers, 4, comm=MPI.COMM_SELF)
+    window.Fence()
+    calls: list[Any] = [
+        lambda each: comm.Send([numbers, 1, each], comm.rank),
+        lambda each: comm.Recv([numbers, 1, each], comm.rank),
+        lambda each: comm.Allgather([numbers, 1, each], into[: 2 * comm.size]),
+        lambda each: window.Put(np.zeros(2, "i"), 0, [0, 1, each]),
+        lambda each: MPI.Win.Create(numbers, 0, comm=MPI.COMM_SELF),
+        lambda each: each.Pack(numbers, bytearray(8), 0, comm),
+        lambda each: each.Unpack(bytearray(8), 0, numbers.copy(), comm),
+    ]
+    found: list[Any] = []
+    for call in calls:
+        for each in (column, column.Dup()):
+            try:
+                call(each)
+                found.append("done")
+            except MPI.Exception as error:
+                found.append(error.Get_error_class() in (MPI.ERR_TYPE, MPI.ERR_DISP))
+    window.Fence()
+    window.Free()
+    given = comm.bcast(column if comm.rank else column.Commit(), root=0)  # what arrives is committed
+    for each in (column.Commit(), column.Dup(), given):
+        comm.Allgather([numbers, 1, each], into[: 2 * comm.size])
+        found.append(into.tolist())
+    return [*found, comm.scatter(None), comm.alltoall(None)]
+
+
 CASES = {
     each.__name__: each
     for each in (
         datatypes, one_sided, arrangements, two_groups, repeated, attributes, operations, refused, objects,
-        types_of_elements,
+        types_of_elements, mistakes,
     )
 }  # fmt: skip
 

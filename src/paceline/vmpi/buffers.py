@@ -90,6 +90,12 @@ Run = tuple[int, int, str]
 """The offset of some bytes in an element, their number, and the kind of number that they are."""
 
 
+COMMITTED = (
+    c.COMBINER_NAMED, c.COMBINER_VALUE_INDEX, c.COMBINER_F90_INTEGER, c.COMBINER_F90_REAL, c.COMBINER_F90_COMPLEX,
+)  # fmt: skip
+"""How datatypes are made that messages may consist of without a call of `Commit`."""
+
+
 class Layout:
     """What one element of a datatype looks like in memory, and how the datatype was built."""
 
@@ -99,6 +105,7 @@ class Layout:
         self.constant: str | None = None
         self.letter = ""
         self.attributes: dict[int, Any] = {}
+        self.committed = combiner in COMMITTED
 
     # ---- what it consists of
 
@@ -388,6 +395,7 @@ class Datatype(Attributes):
 
     def Dup(self) -> Datatype:
         found = self._build(c.COMBINER_DUP)
+        found._unwrap().committed = self._unwrap().committed
         self._copy_all(found)
         return found
 
@@ -535,7 +543,7 @@ class Datatype(Attributes):
         return cls._of(_pair(first, second))
 
     def Commit(self) -> Datatype:
-        self._unwrap()
+        self._unwrap().committed = True
         return self
 
     def Free(self) -> None:
@@ -656,7 +664,7 @@ class Datatype(Attributes):
 
     def _pack(self, inbuf: Any, outbuf: Any, position: int, swap: bool) -> int:
         from_bytes, into = raw_bytes(inbuf), raw_bytes(outbuf, writing=True)
-        packed = self._unwrap().pack(from_bytes, 0, self._elements(from_bytes.nbytes))
+        packed = committed_layout(self).pack(from_bytes, 0, self._elements(from_bytes.nbytes))
         if swap:
             packed = self._swap(packed)
         end = position + packed.nbytes
@@ -672,7 +680,7 @@ class Datatype(Attributes):
         if position < 0 or end > given.nbytes:
             raise mpi_error("ERR_TRUNCATE", f"{end - position} bytes at {position} exceed {given.nbytes}")
         data = given[position:end]
-        self._unwrap().unpack(self._swap(data) if swap else data, into, 0, count)
+        committed_layout(self).unpack(self._swap(data) if swap else data, into, 0, count)
         return end
 
     def _elements(self, nbytes: int) -> int:
@@ -762,7 +770,7 @@ def _rebuild(cls: type[Datatype], base: Datatype, combiner: str, how: dict[str, 
     if combiner == "VALUE_INDEX":
         return cls.Get_value_index(**how)
     found: Datatype = getattr(cls(base), f"Create_{combiner.lower()}")(**how)
-    return found
+    return found.Commit()
 
 
 def _letter(layout: Layout) -> str:
@@ -952,6 +960,16 @@ def layout_of(datatype: Any) -> Layout:
     return _foreign_layout(getattr(datatype, "typechar", "") or "", int(datatype.Get_size()))
 
 
+def committed_layout(datatype: Any) -> Layout:
+    """Return the layout of a datatype that a message is to consist of, which must be committed."""
+    found = layout_of(datatype)
+    if not found.committed:
+        raise mpi_error(
+            "ERR_TYPE", "a derived datatype must be committed (Commit) before it is used in a message"
+        )
+    return found
+
+
 @lru_cache(maxsize=256)
 def _foreign_layout(letter: str, size: int) -> Layout:
     """Return the layout of a datatype of the real mpi4py."""
@@ -995,7 +1013,7 @@ class Elements:
         if count is None or displacement:
             _check_known(datatype)
         self.layout = layout = (
-            _plain_layout(view.format, view.itemsize) if datatype is None else layout_of(datatype)
+            _plain_layout(view.format, view.itemsize) if datatype is None else committed_layout(datatype)
         )
         extent = layout.extent
         at = 0 if displacement is None else _as_whole_number("displacement", displacement)
@@ -1179,11 +1197,13 @@ class RankParts:
         if writing and whole.readonly and whole.nbytes:
             raise ReadOnly("a message cannot be received into a read-only buffer")
         if types:
-            units, chosen = 1, [layout_of(each) for each in layouts]
+            units, chosen = 1, [committed_layout(each) for each in layouts]
         else:
             if counts is None:
                 _check_known(layouts)
-            one = _plain_layout(whole.format, whole.itemsize) if layouts is None else layout_of(layouts)
+            one = (
+                _plain_layout(whole.format, whole.itemsize) if layouts is None else committed_layout(layouts)
+            )
             units, chosen = one.extent, [one] * members
         counts, offsets = _complete_places(counts, offsets, chosen, members, whole.nbytes, types=types)
         self._layouts = chosen

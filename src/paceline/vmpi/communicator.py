@@ -1183,8 +1183,8 @@ class ObjectCalls(CollectiveBase):
             met.Wait()
         return met.result
 
-    def _row(self, things: Sequence[Any]) -> list[bytes]:
-        found = [pickle_object(thing) for thing in things]
+    def _row(self, things: Sequence[Any] | None) -> list[bytes]:
+        found = [pickle_object(thing) for thing in ([None] * self.size if things is None else things)]
         if len(found) != self.size:
             raise ValueError(f"expected one object for each of the {self.size} ranks; got {len(found)}")
         return found

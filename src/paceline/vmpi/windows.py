@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.vmpi import constants as c
-from paceline.vmpi.buffers import Elements, Layout, layout_of
+from paceline.vmpi.buffers import Elements, Layout, committed_layout
 from paceline.vmpi.collectives import SUM, Op, check_op, combine_all
 from paceline.vmpi.constants import LOCK_EXCLUSIVE, LOCK_SHARED
 from paceline.vmpi.errors import ReadOnly, find_site, format_site, mpi_error
@@ -403,7 +403,7 @@ class Window(Attributes, Handled):
             if not hasattr(target, "__int__"):
                 raise ValueError(f"a target is a displacement or a list; got {type(target).__name__}")
             displacement = int(target)
-        layout = origin.layout if datatype is None else layout_of(datatype)
+        layout = origin.layout if datatype is None else committed_layout(datatype)
         if datatype is not None and isinstance(target, (list, tuple)) and target[1] is None:
             count = origin.nbytes // layout.size if layout.size else 0
         memory, start = own.shared.parts[rank], displacement * own.shared.units[rank]
@@ -697,6 +697,9 @@ class WindowCalls:
         return self._meet_window(cls, "Win.Allocate_shared", (nbytes, disp_unit), share)
 
     def _make_window(self, cls: Any, name: str, memory: Bytes, disp_unit: int, flavor: int) -> Any:
+        if disp_unit < 1:
+            raise mpi_error("ERR_DISP", f"a displacement must count at least 1 byte; got {disp_unit}")
+
         def share(given: list[tuple[Bytes, int]]) -> _Shared:
             return _Shared(flavor, [part for part, _ in given], [unit for _, unit in given])
 
