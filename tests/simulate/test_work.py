@@ -58,12 +58,12 @@ def test_there_is_a_batch_for_every_rank_unless_the_file_says_how_many_samples_t
 def test_reasons_name_the_update_and_the_bytes_of_a_rank(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def reason(text: str, network: str) -> str:
+    def reason(text: str, network: str, *more: str) -> str:
         words = [f"--work={_file(tmp_path, text)}", f"--network={network}", "--ranks=4", f"--out={tmp_path}"]
-        assert main(["simulate", "scaling", *words]) == 0
+        assert main(["simulate", "scaling", *words, *more]) == 0
         return " ".join(capsys.readouterr().out.split())
 
-    said = reason(f"{PLAIN}update_seconds = 0.5\n", "100gbe-rdma")
+    said = reason(f"{PLAIN}update_seconds = 0.5\n", "100gbe-rdma", "--batch=400")
     assert "computing that does not shrink: every rank updates all parameters, in 500 ms" in said
     said = reason(PLAIN, "1gbe:ranks-per-node=2")
     assert "moving bytes: 40 MB per rank, of whom the 2 of a node share a card of 118 MB/s" in said
