@@ -35,12 +35,18 @@ def test_a_good_end(start: Callable[..., Started]) -> None:
     assert job.left() == []
 
 
-@pytest.mark.parametrize(("what", "status"), [("exits with 2", 2), ("one exits with 5", 5)])
+@pytest.mark.parametrize(
+    ("what", "status", "said"),
+    [
+        ("exits with 2", 2, ""),
+        ("one exits with 5", 5, "rank 1 of 3 called sys.exit(5) while others continued; they are ended\n"),
+    ],
+)
 def test_the_ranks_own_status_is_kept_and_only_their_words_are_heard(
-    start: Callable[..., Started], what: str, status: int
+    start: Callable[..., Started], what: str, status: int, said: str
 ) -> None:
     job = start(what)
-    assert job.end() == (status, "", "")
+    assert job.end() == (status, "", said)
     assert job.left() == []
 
 

@@ -82,15 +82,16 @@ def abort_on_error(comm: Any, *, usage_errors: bool = True) -> Iterator[None]:
         raise
     except SystemExit as leaving:
         status = leaving.code if isinstance(leaving.code, int) else 0 if leaving.code is None else 1
-        if status == 0 and not _all_end(apart, GOOD, PATIENCE):
+        alone = not (_all_end(apart, LEFT, AGREEMENT) if status else _all_end(apart, GOOD, PATIENCE))
+        if alone and isinstance(leaving.code, str):
+            _say(leaving.code)
+        elif alone:
+            call = f"sys.exit({status})" if status else "sys.exit"
             _say(
-                f"rank {comm.Get_rank()} of {comm.Get_size()} called sys.exit while others continued; they are ended"
+                f"rank {comm.Get_rank()} of {comm.Get_size()} called {call} while others continued; they are ended"
             )
-            _abort(comm, 1)
-        if status != 0 and not _all_end(apart, LEFT, AGREEMENT):
-            if isinstance(leaving.code, str):
-                _say(leaving.code)
-            _abort(comm, status)
+        if alone:
+            _abort(comm, status or 1)
         raise
     except KeyboardInterrupt:
         if _is_first(apart):
