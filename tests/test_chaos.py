@@ -37,7 +37,7 @@ def test_a_real_rank_is_killed(chaos: ModuleType, monkeypatch: pytest.MonkeyPatc
     }
     alone = fit(**settings, strategy="serial", runs=None, quiet=True)
     undisturbed = chaos.Undisturbed(None, alone.test_loss, (alone.test_accuracy,), 1.0, 0.0)
-    monkeypatch.setattr(chaos, "undisturbed", lambda _: undisturbed)
+    monkeypatch.setattr(chaos, "train_undisturbed", lambda _: undisturbed)
     verdict = chaos.try_case(case, 0, None)
     assert not verdict.wrong, verdict.output
     assert verdict.struck, verdict.output

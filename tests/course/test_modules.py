@@ -136,7 +136,7 @@ def test_a_rank_that_leaves_is_named(beside: Path) -> None:
     asked = SYNC | {"module": "sync_network", "leaves": 1, "out": str(beside)}
     assert run_on_ranks(2, beside / "program.py", json.dumps(asked)) == (
         3,
-        ["rank 1 of 2 called sys.exit(3)"],
+        ["rank 1 of 2 called sys.exit(3) while others continued; they are ended"],
     )
 
 

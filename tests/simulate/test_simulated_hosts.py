@@ -59,7 +59,7 @@ def test_ranks_that_cannot_be_divided_are_refused(simulated: Any, monkeypatch: p
 def test_recorded_predictions_follow_from_the_measurement(simulated: Any) -> None:
     given = json.loads((RESULTS / "simulated-hosts-measured.json").read_text())
     recorded = json.loads((RESULTS / "simulated-hosts.json").read_text())
-    with simulated.calibrated(given) as machine:
+    with simulated.write_calibration(given) as machine:
         assert recorded["networks"] == {str(p): network for p, network in machine["networks"].items()}
         rows = simulated.exchanges(given, machine)
     expected = [row for row in recorded["rows"] if row["strategy"].startswith("exchange")]

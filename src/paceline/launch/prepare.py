@@ -180,12 +180,7 @@ def by_hand(MPI: Any) -> Iterator[Any]:
         verify(MPI.COMM_WORLD.Get_size())
         comm = MPI.COMM_WORLD.Dup()
         with abort_on_error(comm), limit_threads(min(threads_of_rank(comm), _count_pool_threads())):
-            try:
-                yield comm
-            except SystemExit as leaving:
-                if isinstance(leaving.code, int) and leaving.code != 0:
-                    _say(f"rank {comm.rank} of {comm.size} called sys.exit({leaving.code})")
-                raise
+            yield comm
         comm.Free()
     except UsageError as error:
         _say_first(error)  # the others wait in Finalize
