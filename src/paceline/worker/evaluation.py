@@ -56,7 +56,7 @@ def check_metrics(metrics: Any) -> None:
 
     >>> check_metrics({"perplexity": 3})
     Traceback (most recent call last):
-    paceline.errors.UsageError: a metric must be a function of outputs and labels; perplexity is a int
+    paceline.errors.UsageError: a metric must be a function of outputs and labels; perplexity is of type int
     """
     if not isinstance(metrics, Mapping):
         raise UsageError(
