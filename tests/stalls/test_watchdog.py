@@ -10,6 +10,7 @@ import threading
 import time
 import traceback
 from dataclasses import asdict, replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -282,3 +283,14 @@ def test_a_leader_that_saves_a_checkpoint_answers_with_its_own_report() -> None:
         watchdog._save(NOTHING)
         replies = [json.loads(other.recv(65536)[32:]) for _ in range(2)]
     assert [one["report"]["rank"] for one in replies if "report" in one] == [1]
+
+
+def test_a_run_that_stalls_after_training_is_not_to_be_resumed(tmp_path: Path) -> None:
+    fitted = fit("mlp:4", "iris", strategy="serial", epochs=1, batch=50, quiet=True, runs=tmp_path)
+    assert fitted.run is not None
+    before = sorted(path.name for path in fitted.run.iterdir())
+    watchdog = Watchdog(SimpleNamespace(Get_rank=lambda: 0, Get_size=lambda: 2), Safety())
+    watchdog._me, watchdog._folder = SimpleNamespace(), fitted.run
+    words = watchdog._close_record(NOTHING, saved=False)
+    assert words == f"training was over, and its record is complete: {fitted.run}"
+    assert sorted(path.name for path in fitted.run.iterdir()) == before

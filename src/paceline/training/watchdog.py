@@ -53,7 +53,7 @@ from paceline.comm.recording import COLLECTIVE_CALLS, RECEIVES, SENDS, WAITS, ar
 from paceline.config import Safety
 from paceline.errors import StoppedError, UsageError
 from paceline.launch import STALLED
-from paceline.record import Record
+from paceline.record import Record, Run
 from paceline.record.checkpoint import numbers
 from paceline.training.resuming import describe_stop
 from paceline.worker import Worker
@@ -818,6 +818,8 @@ class Watchdog:
         """Say in the run's folder why the run ends; return how to go on with it."""
         if self._folder is None or self._me is None:
             return "nothing was saved"
+        if Run(self._folder).complete:
+            return f"training was over, and its record is complete: {self._folder}"
         there = saved or bool(numbers(self._folder, 0))
         stopped = describe_stop(self._me, StoppedError(signal.SIGTERM, saved=saved), self._folder)
         who = text.ranges(sorted(stall.ranks)) if stall.ranks else "all"
