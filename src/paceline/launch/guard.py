@@ -125,30 +125,24 @@ def abort_on_error(comm: Any, *, usage_errors: bool = True) -> Iterator[None]:
     apart.Free()
 
 
-@contextlib.contextmanager
-def watch_each_other() -> Iterator[None]:
+def watch_each_other() -> contextlib.AbstractContextManager[None]:
     """Tell the supervisor of this job that in this block the ranks themselves notice that one makes no progress."""
+    return _mark("watched", str(os.getpid()))
+
+
+def _mark_work() -> contextlib.AbstractContextManager[None]:
+    """Tell the process that started this job which of its ranks are in this block: one that vanishes never leaves it."""
+    here = world()
+    return contextlib.nullcontext() if here is None else _mark(f"working-{here.rank}")
+
+
+@contextlib.contextmanager
+def _mark(*path: str) -> Iterator[None]:
+    """Keep an empty file in the job's folder during this block, if this process has been started for a job."""
     if JOB_FOLDER not in os.environ:
         yield
         return
-    mark = Path(os.environ[JOB_FOLDER], "watched", str(os.getpid()))
-    with contextlib.suppress(OSError):  # it is on another machine
-        mark.touch()
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError):
-            mark.unlink()
-
-
-@contextlib.contextmanager
-def _mark_work() -> Iterator[None]:
-    """Tell the process that started this job which of its ranks are in this block: one that vanishes never leaves it."""
-    here = world()
-    if here is None or JOB_FOLDER not in os.environ:
-        yield
-        return
-    mark = Path(os.environ[JOB_FOLDER], f"working-{here.rank}")
+    mark = Path(os.environ[JOB_FOLDER], *path)
     with contextlib.suppress(OSError):  # it is on another machine
         mark.touch()
     try:
