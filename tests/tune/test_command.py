@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -333,6 +334,50 @@ def test_an_interrupted_search_answers_and_goes_on_and_its_command_reproduces_th
     goal = Goal.parse("60%")
     reached = first_time(run, Target(metric=goal.metric, value=goal.value, words=""))
     assert reached == run.epochs[-1]["train_seconds"]  # at the end of its last epoch, not before
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_a_search_that_is_interrupted_before_its_first_run_answers_from_the_records(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    sent: signal.Signals,
+) -> None:
+    """As long as it prepares, nothing is raised: an import may swallow an exception."""
+    monkeypatch.chdir(tmp_path)
+    prepare = tune.prepare
+
+    def prepare_for_long(*given: Any) -> Any:
+        os.kill(os.getpid(), sent)
+        return prepare(*given)
+
+    monkeypatch.setattr(tune, "prepare", prepare_for_long)
+    words = ["tune", *TINY, "--target", "10%", "--budget", "20m"]
+    assert main(words) == 128 + sent
+    *_, found, sure, _, command = capsys.readouterr().out.splitlines()
+    assert found == "no run got to the end of an epoch (interrupted)"
+    assert sure.endswith("the search was interrupted, and the same command continues it")
+    assert command.startswith("paceline train --data=digits --model=mlp:16 ")
+
+    assert main([*shlex.split(command)[1:], "--runs=runs/tune-digits-mlp-16", "--quiet"]) == 0
+    assert main(words) == 128 + sent
+    *_, found, _, _, command = capsys.readouterr().out.splitlines()
+    assert found.startswith("fastest to accuracy >= 10.00 %: serial with 1 thread, batch 64, lr 2, after ")
+    assert command.startswith("paceline train --data=digits --model=mlp:16 ")
+
+
+def test_a_second_interrupt_ends_the_preparations_of_a_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def prepare(*given: Any) -> Any:
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(tune, "prepare", prepare)
+    assert main(["tune", *TINY, "--target", "10%"]) == 130
+    assert capsys.readouterr() == ("", "paceline tune: interrupted before the first run\n")
 
 
 HANGING = """

@@ -444,6 +444,22 @@ def test_an_interrupted_search_answers_with_the_best_so_far(after: float) -> Non
     assert answer.timing == (reached[answer.chosen] if reached else None)
 
 
+def test_the_answer_of_an_interrupted_search_measures_and_simulates_nothing() -> None:
+    machine = four()
+
+    class Interrupted(Exact):
+        def prepare(self, seconds: float, limit: float) -> None:
+            raise KeyboardInterrupt
+
+        def epoch_seconds(self, candidate: Candidate) -> float | None:
+            raise AssertionError("a prediction needs what was not measured")
+
+    search = search_on(machine, ALONE, THREADS, SYNC, SERVER)
+    search.speeds = Interrupted(machine.seconds)
+    search.run()
+    assert conclude(search).chosen == THREADS
+
+
 def test_a_search_goes_on_from_its_records() -> None:
     whole = four()
     search = search_on(whole, ALONE, THREADS, SYNC, SERVER)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -157,7 +159,7 @@ def main(args: argparse.Namespace) -> int:
     made: list[Search] = []
     with interrupt_on_signals() as signals:
         try:
-            _search(args, began, made)
+            _search(args, began, made, signals)
         except KeyboardInterrupt:
             if made:
                 made[0].interrupted = True
@@ -171,20 +173,46 @@ def main(args: argparse.Namespace) -> int:
     return 128 + signals[0] if signals else 130
 
 
-def _search(args: argparse.Namespace, began: float, made: list[Search]) -> None:
-    """Make a search, put it into `made` and let it run."""
-    from paceline import launch
+def _search(args: argparse.Namespace, began: float, made: list[Search], signals: list[int]) -> None:
+    """Make a search, put it into `made` and let it run; `signals` gets a signal that interrupts it before that."""
+    with ExitStack() as held:
+        with _note_interrupts(signals) as noted:
+            from paceline import launch
 
-    if launch.world() is not None:
-        raise UsageError("tune starts its runs itself: run it without mpiexec or srun")
-    import_from_here()
-    folder, make = prepare(args, began)
-    with folder.lock() as lock:
-        search, runs = make(lock)
-        made.append(search)
+            if launch.world() is not None:
+                raise UsageError("tune starts its runs itself: run it without mpiexec or srun")
+            import_from_here()
+            folder, make = prepare(args, began)
+            search, runs = make(held.enter_context(folder.lock()))
+            made.append(search)
+        if noted:
+            search.interrupt()
+            return
         search.run()
         if search.times():
             runs.drop_checkpoints()
+
+
+@contextmanager
+def _note_interrupts(signals: list[int]) -> Iterator[list[int]]:
+    """Note the first Ctrl-C, SIGTERM or SIGUSR1 inside the block; a second one raises KeyboardInterrupt.
+
+    An exception that a signal raises while modules are imported may be lost, and an answer needs the candidates.
+    Yield a list that has the first signal if it came; if it is not Ctrl-C, `signals` gets it, too.
+    """
+    noted: list[int] = []
+
+    def note(number: int, frame: object) -> None:
+        if noted:
+            raise KeyboardInterrupt
+        noted.append(number)
+        with suppress(OSError):  # not print, which may have been interrupted while it wrote
+            os.write(2, b"paceline tune: interrupted; the answer follows (Ctrl-C again ends at once)\n")
+        if number != signal.SIGINT:
+            signals.append(number)
+
+    with handle_signals(note, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        yield noted
 
 
 def _print_answer(search: Search, budget: str) -> None:

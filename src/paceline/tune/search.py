@@ -269,11 +269,15 @@ class Search:
                         break
                     self._search_share = 1.0  # what is left is too short for a repetition
         except KeyboardInterrupt:
-            self.interrupted, self.over = True, "interrupted"
-            with suppress(KeyboardInterrupt):  # the answer comes all the same
-                self._recall()  # a run may have ended just before
+            self.interrupt()
         if not self.over:
             self.over = SPENT if self._more_to_try() else "nothing is left to try"
+
+    def interrupt(self) -> None:
+        """End the search; the answer comes at once, from what is recorded: a prediction may need a measurement first."""
+        self.interrupted, self.over, self.speeds = True, "interrupted", None
+        with suppress(KeyboardInterrupt):  # the answer comes all the same
+            self._recall()  # a run may have ended just before
 
     def _more_to_try(self) -> bool:
         """Return True if more time would have allowed more or longer runs."""
