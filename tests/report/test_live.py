@@ -304,6 +304,44 @@ def test_the_command(
     assert "complete; epoch 2 of 2" in lines[0]
 
 
+def test_the_terminal_says_that_there_are_no_runs_yet(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rich.console import Console
+
+    def stop(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(watch, "time", SimpleNamespace(sleep=stop))
+    assert main(["watch", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == ["no runs yet"]
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(watch._table(state_of([tmp_path]), 80))
+    assert console.export_text() == "no runs yet\n"
+
+
+def test_a_port_in_use_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    server, address = serve([tmp_path])
+    try:
+        port = address.rstrip("/").rpartition(":")[2]
+        assert main(["watch", str(tmp_path), "--port", port]) == 2
+    finally:
+        server.shutdown()
+        server.server_close()
+    said = "address already in use; choose another --port, or none for a free one"
+    assert capsys.readouterr().err == f"paceline watch: cannot serve on port {port}: {said}\n"
+
+
+def test_what_a_study_does_next_is_not_broken_at_the_width_of_the_table(tmp_path: Path) -> None:
+    from rich.console import Console
+
+    plan = "56 of 135 cells done; next: sync:allreduce=shared-memory on 2 ranks, seed 1"
+    run = LiveRun(name="serial", state="complete", epoch=1, epochs=1)
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(watch._table(LiveState(runs=(run,), plan=plan), 80))
+    assert console.export_text().splitlines()[0] == plan
+
+
 def test_ctrl_c_while_the_report_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(seconds: float) -> None:
         raise KeyboardInterrupt

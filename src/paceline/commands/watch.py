@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from paceline.commands import parse_path
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.console import Group
 
     from paceline.report.live import LiveRun, LiveState
 
@@ -82,17 +82,20 @@ def _draw(places: list[Path]) -> None:
             time.sleep(EVERY)
 
 
-def _table(state: LiveState, width: int) -> Table:
-    """Return the runs, one line each, with as many columns as fit into `width`."""
+def _table(state: LiveState, width: int) -> Group:
+    """Return what a study will do, and the runs, one line each, with as many columns as fit into `width`."""
+    from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
+    from paceline.report.live import NONE_YET
     from paceline.text import count
 
+    plan = [Text(state.plan)] if state.plan else []
+    if not state.runs:
+        return Group(*plan, Text(NONE_YET))
     shown = state.runs[: max(SHOWN, sum(run.state == "running" for run in state.runs))]
-    table = Table(
-        title=Text(state.plan) if state.plan else None, box=None, pad_edge=False, padding=(0, GAP, 0, 0)
-    )
+    table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0))
     columns = _choose_columns(shown, state.headings, width)
     for name, cells in columns.items():
         widest = max(map(len, (name, *cells)))
@@ -100,9 +103,8 @@ def _table(state: LiveState, width: int) -> Table:
     for number, run in enumerate(shown):
         cells = [cells[number] for cells in columns.values()]
         table.add_row(*map(Text, cells), style="bold" if run.state == "running" else "")
-    if len(state.runs) > len(shown):
-        table.caption = Text(count(len(state.runs) - len(shown), "earlier run"))
-    return table
+    earlier = len(state.runs) - len(shown)
+    return Group(*plan, table, *([Text(f"and {count(earlier, 'earlier run')}")] if earlier else []))
 
 
 def _choose_columns(runs: Sequence[LiveRun], headings: Sequence[str], width: int) -> dict[str, list[str]]:
@@ -144,11 +146,13 @@ def _shorten(name: str, width: int) -> str:
 
 def _print(places: list[Path]) -> None:
     """Print a line whenever a run has gone on, until Ctrl-C."""
-    from paceline.report.live import state_of
+    from paceline.report.live import NONE_YET, state_of
 
     said: dict[str, tuple[str, int]] = {}
+    state = state_of(places)
+    if not state.runs:
+        print(NONE_YET, flush=True)
     while True:
-        state = state_of(places)
         for run in reversed(state.runs):
             now = (run.state, run.epoch)
             if said.get(run.name) != now:
@@ -162,3 +166,4 @@ def _print(places: list[Path]) -> None:
                 ]
                 print(f"{run.name}: {'; '.join(words)}", flush=True)
         time.sleep(EVERY)
+        state = state_of(places)

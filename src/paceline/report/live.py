@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.compare.metric import metric_named
-from paceline.errors import UsageError
+from paceline.errors import UsageError, reason
 from paceline.files import open_file, read_json, read_text
 from paceline.record import STEP_COLUMNS, Run, find_runs, is_held, rows_path
 from paceline.report.contents import document_of
@@ -55,6 +55,7 @@ MOST_PORT = 65535
 # Times as long as it takes to make a report, before the next one is made while runs go on: they need the cores.
 REST = 5.0
 POLITE = 10
+NONE_YET = "no runs yet"
 HEADINGS = ("run", "settings", "state", "epoch", "loss", "quality", "samples/s", "waiting, by rank", "left")
 
 
@@ -377,7 +378,7 @@ class Follower:
         state = state_of(self.places)
         plan = f"<p>{escape(state.plan)}</p>" if state.plan else ""
         if not state.runs:
-            return f"{plan}<p>no runs yet</p>"
+            return f"{plan}<p>{NONE_YET}</p>"
         head = "".join(f"<th>{escape(name)}</th>" for name in state.headings)
         lines = [
             f'<tr class="{run.state}">'
@@ -566,7 +567,9 @@ def serve(places: Sequence[Path], port: int = 0) -> tuple[Server, str]:
     try:
         server = Server((HOST, port), Handler)
     except OSError as error:
-        raise UsageError(f"cannot serve on port {port}: {str(error).lower()}") from None
+        raise UsageError(
+            f"cannot serve on port {port}: {reason(error)}; choose another --port, or none for a free one"
+        ) from None
     server.follower = follower
     threading.Thread(target=server.serve_forever, daemon=True).start()
     return server, f"http://{HOST}:{server.server_address[1]}/"
