@@ -13,7 +13,7 @@ from paceline.collectives._buffers import describe_array
 from paceline.collectives.shared_memory import ROW_BYTES, window
 from paceline.comm import Recorded, channel, pretend_nodes
 from paceline.comm.operations import Charged, operation
-from paceline.comm.torch_processes import Processes
+from paceline.comm.torch_processes import TorchProcesses
 from paceline.vectors import SHORT, room, shared_memory
 from tests.comm.timed import Timed
 
@@ -64,7 +64,7 @@ def test_copies_are_told_by_the_bytes_written() -> None:
 
 
 def test_where_time_is_real_nothing_is_charged() -> None:
-    own = channel(Processes(0, []))
+    own = channel(TorchProcesses(0, []))
     add = own.operation(np.add, FLOAT, 40)
     assert add is operation(np.add, FLOAT)
     assert not own.time_only

@@ -11,7 +11,7 @@ import pytest
 from paceline.cli import main
 from paceline.compare.answer import target_of
 from paceline.compare.rows import Row, rows_of
-from paceline.compare.staleness import BARS, Staleness, staleness_of
+from paceline.compare.staleness import BARS, RowStaleness, staleness_of
 from paceline.compare.verdict import best, notes, remarks, verdict
 from paceline.figures import Bars, Histogram
 from paceline.record import Run
@@ -231,7 +231,7 @@ def test_findings_of_any_shape(found: object) -> None:
 @pytest.mark.parametrize("largest", [0, 1, 23, 24, 25, 100, 5000])
 def test_every_update_is_in_one_bar(largest: int) -> None:
     counts = {tau: 1 + tau % 3 for tau in range(largest + 1)}
-    bars = Staleness(counts).bars()
+    bars = RowStaleness(counts).bars()
     assert len(bars) <= BARS + 1
     assert sum(bar.share for bar in bars) == pytest.approx(1)
     assert (bars[0].first, bars[-1].last >= largest) == (0, True)
@@ -244,7 +244,7 @@ def test_every_update_is_in_one_bar(largest: int) -> None:
 
 
 def test_a_few_old_gradients_do_not_flatten_the_rest() -> None:
-    bars = Staleness({0: 500, 1: 480, 10_000: 20}).bars()
+    bars = RowStaleness({0: 500, 1: 480, 10_000: 20}).bars()
     assert [(bar.first, bar.last, bar.tail) for bar in bars] == [
         (0, 0, False),
         (1, 1, False),

@@ -24,7 +24,7 @@ from paceline.models.mlp import MLP
 from paceline.record import find_runs
 from paceline.simulate import together
 from paceline.simulate.options import Options
-from paceline.simulate.together import Forked, Outstanding, SharedVectors, Threads, Work, scratch_pairs
+from paceline.simulate.together import Forked, Outstanding, PendingWork, SharedVectors, Threads, scratch_pairs
 from paceline.vmpi import Curves
 from paceline.vmpi.errors import RankFailed
 from tests.simulate.costs import WORK
@@ -85,7 +85,7 @@ def fork(monkeypatch: pytest.MonkeyPatch, share_all: None) -> Callable[[], list[
         engines: list[Forked] = []
         begin = Forked.begin
 
-        def begin_noted(self: Forked, work: Work) -> bool:
+        def begin_noted(self: Forked, work: PendingWork) -> bool:
             begun = begin(self, work)
             if begun:
                 engines.append(self)
@@ -103,7 +103,7 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     found: list[int] = []
     compute = Threads.__call__
 
-    def counted(self: Threads, works: Sequence[Work]) -> None:
+    def counted(self: Threads, works: Sequence[PendingWork]) -> None:
         found.append(len(works))
         compute(self, works)
 
@@ -192,14 +192,14 @@ def test_a_rank_with_a_later_clock_waits_for_a_result() -> None:
     assert seen == ["result", "received", "late"]
 
 
-def _work(seconds: float, size: int = 16) -> Work:
-    work = Work(MLP([2, 1]), lambda: None, size=size)
+def _work(seconds: float, size: int = 16) -> PendingWork:
+    work = PendingWork(MLP([2, 1]), lambda: None, size=size)
     work.done, work.seconds = True, seconds
     return work
 
 
 def test_threads_follow_from_how_long_such_work_took(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Work, "compute", lambda work: None)
+    monkeypatch.setattr(PendingWork, "compute", lambda work: None)
     threads = Threads(8)
     assert threads.pays(_work(1), 64)  # nobody knows how long it takes
     threads([_work(2e-4), _work(1e-2), _work(5e-3, size=256)])
@@ -287,12 +287,12 @@ def test_threads_compute_everything_and_keep_errors() -> None:
         raise ValueError("no")
 
     outstanding, model = Outstanding(Threads(3)), MLP([2, 1])
-    works = [outstanding.add(Work(model, fail if n == 2 else lambda n=n: n)) for n in range(7)]
+    works = [outstanding.add(PendingWork(model, fail if n == 2 else lambda n=n: n)) for n in range(7)]
     assert outstanding.result(works[6]) == 6
     assert all(work.done for work in works)
     with pytest.raises(ValueError, match="no"):
         outstanding.result(works[2])
-    late = outstanding.add(Work(model, lambda: 7))
+    late = outstanding.add(PendingWork(model, lambda: 7))
     assert outstanding.result(late) == 7
     outstanding.close()
 
@@ -305,7 +305,7 @@ def test_models_of_unknown_kind_are_computed_one_by_one() -> None:
 
     where: list[int] = []
     engine = Threads(3)
-    works = [Work(Own([2, 1]), lambda: where.append(threading.get_ident())) for _ in range(6)]
+    works = [PendingWork(Own([2, 1]), lambda: where.append(threading.get_ident())) for _ in range(6)]
     engine(works)
     engine.close()
     assert where == [threading.get_ident()] * 6
@@ -480,7 +480,7 @@ def test_a_process_that_ends_or_hangs_is_done_without(
     begin, pids = Forked.begin, []
     monkeypatch.setattr(together, "PATIENCE", 1.0)
 
-    def begin_and_stop(self: Forked, work: Work) -> bool:
+    def begin_and_stop(self: Forked, work: PendingWork) -> bool:
         begun = begin(self, work)
         if len(engines) == 9:
             pids.extend(self.processes)

@@ -18,7 +18,7 @@ import pytest
 import paceline
 from paceline import UsageError, fit
 from paceline.comm import torch_processes as _processes
-from paceline.comm.torch_processes import Processes
+from paceline.comm.torch_processes import TorchProcesses
 from paceline.launch import mpiexec
 from paceline.strategies import hogwild
 from paceline.strategies.hogwild import Hogwild
@@ -248,7 +248,7 @@ def together(size: int, work: Any) -> list[Any]:
 
     def run(rank: int) -> None:
         ends = [pipe[0] for pipe in pipes] if rank == 0 else [pipes[rank - 1][1]]
-        results[rank] = work(Processes(rank, ends, size))
+        results[rank] = work(TorchProcesses(rank, ends, size))
         for end in ends:
             end.close()
 
@@ -262,7 +262,7 @@ def together(size: int, work: Any) -> list[Any]:
 
 @pytest.mark.parametrize("size", [1, 2, 5])
 def test_collective_calls(size: int) -> None:
-    def work(comm: Processes) -> list[Any]:
+    def work(comm: TorchProcesses) -> list[Any]:
         rank = comm.Get_rank()
         sums, rows, from_last = np.empty((2, 3)), np.empty((size, 2), np.int32), np.full(1 << 17, rank)
         comm.Allreduce(np.full((2, 3), rank + 0.5), sums)
@@ -288,7 +288,7 @@ def test_collective_calls(size: int) -> None:
 def test_a_process_that_another_has_left_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_processes, "PATIENCE", 0.0)
 
-    def work(comm: Processes) -> str:
+    def work(comm: TorchProcesses) -> str:
         if comm.Get_rank() == 1:
             return "left"
         with pytest.raises(RuntimeError, match="another process ended while process 0 waited for it") as told:

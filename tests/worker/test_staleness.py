@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paceline.worker.shared import Staleness
+from paceline.worker.shared import AgeCounts
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 1000])
 def test_counted_ages_have_the_figures_of_the_whole(size: int) -> None:
     tau = np.random.default_rng(size).poisson(3.0, size)
-    ages, other = Staleness(), Staleness()
+    ages, other = AgeCounts(), AgeCounts()
     for part in np.array_split(tau, 3):
         ages.add(part[::2])
         other.add(part[1::2])
@@ -26,4 +26,4 @@ def test_counted_ages_have_the_figures_of_the_whole(size: int) -> None:
 
 
 def test_no_gradient_has_no_age() -> None:
-    assert Staleness().summary() == {"mean": 0.0, "median": 0.0, "largest": 0, "histogram": []}
+    assert AgeCounts().summary() == {"mean": 0.0, "median": 0.0, "largest": 0, "histogram": []}

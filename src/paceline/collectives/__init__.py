@@ -28,7 +28,7 @@ import numpy as np
 
 from paceline.collectives._buffers import Array, collective, find_allreduce, prepare_sum
 from paceline.collectives._compression import parse_compression
-from paceline.collectives._cost import Case, Cost, CostModel, Nodes, cost, cut, has_cost, length, one_node
+from paceline.collectives._cost import Cost, CostCase, CostModel, Nodes, cost, cut, has_cost, length, one_node
 from paceline.collectives._exchange import (
     IN_ORDER,
     Divided,
@@ -62,7 +62,7 @@ def allreduce(send: Array, recv: Array, comm: Any, op: Any = np.add, *, algorith
 
 
 __all__ = [
-    "IN_ORDER", "Array", "Case", "Cost", "CostModel", "Divided", "Exchange", "Factored", "Nodes", "ProgramNeeds",
+    "IN_ORDER", "Array", "Cost", "CostCase", "CostModel", "Divided", "Exchange", "Factored", "Nodes", "ProgramNeeds",
     "Sending", "allreduce", "choose_bucket", "collective", "cost", "cut", "cut_buckets", "factors_pay", "has_cost",
     "length", "make_exchange", "nodes", "one_node", "parse_compression", "peers", "prepare_sum", "refuse_one_node",
     "require_room",

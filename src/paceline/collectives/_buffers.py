@@ -267,7 +267,7 @@ def prepare_sum(values: Array, comm: Any, algorithm: str, op: Any = np.add) -> C
 Ranks = NDArray[np.intp]
 
 
-class Round(NamedTuple):
+class MessageRound(NamedTuple):
     """Message i goes from rank `senders[i]` to rank `receivers[i]`; both have each rank at most once."""
 
     senders: Ranks
@@ -283,7 +283,7 @@ class Round(NamedTuple):
 class Whole(NamedTuple):
     """A collective as seen from outside."""
 
-    rounds: Callable[[int, int, bool], Iterator[Round]]
+    rounds: Callable[[int, int, bool], Iterator[MessageRound]]
     """The rounds for a number of ranks and of elements; whether the result replaces what was given."""
     total: Callable[[Sequence[Array], Array, Operation], None]
     """Combines the arrays of all ranks, in the same order of operations."""

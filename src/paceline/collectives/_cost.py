@@ -124,7 +124,7 @@ LONGEST = 1 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
+class CostCase:
     """Rank r of p ranks, combining n elements of `itemsize` bytes; by default all ranks are on one node."""
 
     n: int
@@ -191,7 +191,7 @@ def cost(name: str, *, n: int, p: int, r: int = 0, itemsize: int = 4, nodes: Nod
     total = Cost()
     if n and p > 1:
         for piece in cut(n, -(-n // LONGEST)):
-            case = Case(n=length(piece), p=p, r=r, itemsize=itemsize, nodes=nodes or one_node(p))
+            case = CostCase(n=length(piece), p=p, r=r, itemsize=itemsize, nodes=nodes or one_node(p))
             total += module.cost(case)
     return total
 

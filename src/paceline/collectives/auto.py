@@ -14,7 +14,7 @@ from types import ModuleType
 
 from paceline.collectives import hierarchical, native, ring, shared_memory
 from paceline.collectives._buffers import Array, collective
-from paceline.collectives._cost import Case, Cost, Nodes
+from paceline.collectives._cost import Cost, CostCase, Nodes
 from paceline.collectives._nodes import describe_room, has_room, nodes
 from paceline.comm import Channel, Operation
 
@@ -64,7 +64,7 @@ def _tell(comm: Channel, need: int) -> None:
         log.warning("%s; sums are made by ring", describe_room(comm, need, "shared-memory"))
 
 
-def cost(case: Case) -> Cost:
+def cost(case: CostCase) -> Cost:
     """Return the cost of the algorithm chosen."""
     chosen: Cost = choose(case.n * case.itemsize, case.p, case.nodes).cost(case)
     return chosen

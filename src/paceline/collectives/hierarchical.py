@@ -17,7 +17,7 @@ from types import ModuleType
 
 from paceline.collectives import rabenseifner, recursive_doubling, ring, shared_memory
 from paceline.collectives._buffers import Array, collective, describe_array
-from paceline.collectives._cost import Case, Cost, CostModel, cut, length
+from paceline.collectives._cost import Cost, CostCase, CostModel, cut, length
 from paceline.collectives._nodes import nodes, peers, require_room
 from paceline.comm import Channel, Operation
 from paceline.comm.shared import CACHE_LINE
@@ -64,7 +64,7 @@ def reduce_piece(
 @lru_cache(maxsize=256)
 def choose_between_nodes(nbytes: int, ranks: int) -> ModuleType:
     """Return the cheapest collective for an array of `nbytes` among ranks of different nodes, by the formulas."""
-    case = Case(n=nbytes, p=ranks, itemsize=1)
+    case = CostCase(n=nbytes, p=ranks, itemsize=1)
     choices = (recursive_doubling, rabenseifner, ring)
     return min(choices, key=lambda module: NETWORK.seconds(module.cost(case), itemsize=1))
 
@@ -74,7 +74,7 @@ def allreduce_between_nodes(x: Array, comm: Channel, op: Operation) -> None:
     choose_between_nodes(x.nbytes, comm.size).allreduce(x, x, comm, op)
 
 
-def cost(case: Case) -> Cost:
+def cost(case: CostCase) -> Cost:
     """Return shared memory's cost inside the node plus that of an allreduce of the part between the nodes."""
     layout = case.nodes
     if layout.count == 1:
@@ -86,6 +86,6 @@ def cost(case: Case) -> Cost:
         parts = [length(part) for part in cut(length(piece), owners, align=CACHE_LINE // case.itemsize)]
         total += Cost(rounds=2 * barrier, touched=2 * length(piece) + layout.largest * parts[0])
         if place < owners and parts[place]:
-            part = Case(n=parts[place], p=len(among), r=among.index(case.r), itemsize=case.itemsize)
+            part = CostCase(n=parts[place], p=len(among), r=among.index(case.r), itemsize=case.itemsize)
             total += choose_between_nodes(part.n * part.itemsize, part.p).cost(part)
     return total

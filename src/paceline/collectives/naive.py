@@ -8,7 +8,7 @@ p-1 messages and (p-1) n elements a rank, p(p-1) n in all: the cost that the oth
 from __future__ import annotations
 
 from paceline.collectives._buffers import Array, collective
-from paceline.collectives._cost import Case, Cost
+from paceline.collectives._cost import Cost, CostCase
 from paceline.comm import Channel, Operation
 
 
@@ -40,7 +40,7 @@ def allreduce(send: Array, recv: Array, comm: Channel, op: Operation) -> None:
     comm.copy(recv, total)
 
 
-def cost(case: Case) -> Cost:
+def cost(case: CostCase) -> Cost:
     """Return the cost of an array sent to each of the others."""
     others = case.p - 1
     elements = others * case.n

@@ -14,7 +14,7 @@ import numpy as np
 
 from paceline.collectives import rabenseifner
 from paceline.collectives._buffers import Array, collective
-from paceline.collectives._cost import Case, Cost
+from paceline.collectives._cost import Cost, CostCase
 from paceline.comm import Channel, Operation
 from paceline.comm.operations import UFUNCS
 
@@ -50,6 +50,6 @@ def allreduce(send: Array, recv: Array, comm: Channel, op: Operation) -> None:
         element.Free()
 
 
-def cost(case: Case) -> Cost:
+def cost(case: CostCase) -> Cost:
     """Return one call with n elements; for the time, Rabenseifner's rounds and bytes, the fewest known."""
     return replace(rabenseifner.cost(case), messages=1, sent=case.n)

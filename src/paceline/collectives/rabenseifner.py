@@ -16,13 +16,13 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from paceline.collectives._buffers import Array, Round, Whole, collective
-from paceline.collectives._cost import Case, Cost, cut, length
+from paceline.collectives._buffers import Array, MessageRound, Whole, collective
+from paceline.collectives._cost import Cost, CostCase, cut, length
 from paceline.collectives.recursive_doubling import PowerOfTwo
 from paceline.comm import Channel, Operation
 
 
-def rounds(p: int, n: int, in_place: bool) -> Iterator[Round]:
+def rounds(p: int, n: int, in_place: bool) -> Iterator[MessageRound]:
     """Yield the messages of all ranks, round by round."""
     ranks = PowerOfTwo(0, p)
     extra, width = ranks.extra, ranks.size
@@ -31,19 +31,19 @@ def rounds(p: int, n: int, in_place: bool) -> Iterator[Round]:
     ends = np.array([0, *(block.stop for block in cut(n, width))])
     v, low = np.arange(width), np.zeros(width, int)
     if extra:
-        yield Round(even, odd, n, [("combine", slice(None))])
+        yield MessageRound(even, odd, n, [("combine", slice(None))])
     while width > 1:
         width //= 2
         low = low + (v & width)
         come = ends[low + width] - ends[low]
         partners = members[v ^ width]
-        yield Round(partners, members, come, [("combine", slice(None))], works_first=True)
+        yield MessageRound(partners, members, come, [("combine", slice(None))], works_first=True)
     while width < ranks.size:
         theirs = low ^ width
-        yield Round(members[v ^ width], members, ends[theirs + width] - ends[theirs])
+        yield MessageRound(members[v ^ width], members, ends[theirs + width] - ends[theirs])
         low, width = low & ~width, 2 * width
     if extra:
-        yield Round(odd, even, n)
+        yield MessageRound(odd, even, n)
 
 
 def total(arrays: Sequence[Array], out: Array, op: Operation) -> None:
@@ -116,7 +116,7 @@ def _span(blocks: tuple[slice, ...], first: int, count: int) -> slice:
     return slice(blocks[first].start, blocks[first + count - 1].stop)
 
 
-def cost(case: Case) -> Cost:
+def cost(case: CostCase) -> Cost:
     """Return the cost of halving, of doubling, and of the pairs' arrays before and after."""
     me = PowerOfTwo(case.r, case.p)
     k, folds = me.size.bit_length() - 1, 2 if me.extra else 0

@@ -15,8 +15,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from paceline.collectives._buffers import Array, Round, Whole, collective
-from paceline.collectives._cost import Case, Cost
+from paceline.collectives._buffers import Array, MessageRound, Whole, collective
+from paceline.collectives._cost import Cost, CostCase
 from paceline.comm import Channel, Operation
 
 
@@ -63,24 +63,24 @@ class PowerOfTwo:
             comm.Isend(recv, self.rank - 1).Wait()
 
 
-def rounds(p: int, n: int, in_place: bool) -> Iterator[Round]:
+def rounds(p: int, n: int, in_place: bool) -> Iterator[MessageRound]:
     """Yield the messages of all ranks, round by round."""
     ranks = PowerOfTwo(0, p)
     extra = ranks.extra
     even, odd = np.arange(0, 2 * extra, 2), np.arange(1, 2 * extra, 2)
     members = np.concatenate([odd, np.arange(2 * extra, p)])  # by their numbers
     if extra:
-        yield Round(even, odd, n, [("combine", slice(None))])
+        yield MessageRound(even, odd, n, [("combine", slice(None))])
     distance = 1
     while distance < ranks.size:
         # What was sent is overwritten, except in the first exchange if that sends another array.
         first = slice(extra, None) if distance == 1 and not in_place else slice(0)
         again = slice(extra) if distance == 1 and not in_place else slice(None)
         partners = members[np.arange(ranks.size) ^ distance]
-        yield Round(partners, members, n, [("combine", first), ("recombine", again)])
+        yield MessageRound(partners, members, n, [("combine", first), ("recombine", again)])
         distance *= 2
     if extra:
-        yield Round(odd, even, n)
+        yield MessageRound(odd, even, n)
 
 
 def total(arrays: Sequence[Array], out: Array, op: Operation) -> None:
@@ -123,7 +123,7 @@ def allreduce(send: Array, recv: Array, comm: Channel, op: Operation) -> None:
     me.unfold(recv, comm)
 
 
-def cost(case: Case) -> Cost:
+def cost(case: CostCase) -> Cost:
     """Return the cost of log2 p arrays, and of the pairs' arrays before and after."""
     me = PowerOfTwo(case.r, case.p)
     k, folds = me.size.bit_length() - 1, 2 if me.extra else 0

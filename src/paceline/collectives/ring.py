@@ -16,12 +16,12 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from paceline.collectives._buffers import Array, Round, Whole, collective
-from paceline.collectives._cost import Case, Cost, cut, length
+from paceline.collectives._buffers import Array, MessageRound, Whole, collective
+from paceline.collectives._cost import Cost, CostCase, cut, length
 from paceline.comm import Channel, Operation
 
 
-def rounds(p: int, n: int, in_place: bool) -> Iterator[Round]:
+def rounds(p: int, n: int, in_place: bool) -> Iterator[MessageRound]:
     """Yield the messages of all ranks, round by round."""
     ranks = np.arange(p)
     left = (ranks - 1) % p
@@ -29,9 +29,9 @@ def rounds(p: int, n: int, in_place: bool) -> Iterator[Round]:
     even = None if n % p else n // p
     for k in range(p - 1):
         blocks = lengths[(ranks - k - 1) % p] if even is None else even
-        yield Round(left, ranks, blocks, [("combine", slice(None))], works_first=True)
+        yield MessageRound(left, ranks, blocks, [("combine", slice(None))], works_first=True)
     for k in range(p - 1):
-        yield Round(left, ranks, lengths[(ranks - k) % p] if even is None else even)
+        yield MessageRound(left, ranks, lengths[(ranks - k) % p] if even is None else even)
 
 
 def total(arrays: Sequence[Array], out: Array, op: Operation) -> None:
@@ -70,7 +70,7 @@ def allreduce(send: Array, recv: Array, comm: Channel, op: Operation) -> None:
         sending.Wait()
 
 
-def cost(case: Case) -> Cost:
+def cost(case: CostCase) -> Cost:
     """Return the cost of sending all blocks twice, except the one completed here and the one that arrives last."""
     p, r = case.p, case.r
     blocks = [length(block) for block in cut(case.n, p)]

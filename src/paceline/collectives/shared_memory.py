@@ -15,7 +15,7 @@ from collections.abc import Callable
 import numpy as np
 
 from paceline.collectives._buffers import Array, collective, describe_array, refuse_mismatch
-from paceline.collectives._cost import Case, Cost, cut
+from paceline.collectives._cost import Cost, CostCase, cut
 from paceline.collectives._nodes import require_room
 from paceline.comm import Channel, Operation
 from paceline.comm.shared import CACHE_LINE, SharedMemory
@@ -81,7 +81,7 @@ def reduce_piece(send: Array, recv: Array, comm: Channel, op: Operation, descrip
     comm.copy(recv, rows[p])
 
 
-def cost(case: Case) -> Cost:
+def cost(case: CostCase) -> Cost:
     """Return the cost of two barriers of log2 p rounds for each piece; nothing is sent."""
     pieces = -(-case.n * case.itemsize // ROW_BYTES)
     barrier = (case.p - 1).bit_length()

@@ -30,10 +30,10 @@ PATIENCE = 5.0  # seconds for the launcher to end a process whose peer has gone
 _keys = itertools.count()
 
 
-class Processes:
+class TorchProcesses:
     """The processes of one job with mpi4py's interface: collective calls and shared memory, but no messages between two.
 
-    >>> alone = Processes(0, [])
+    >>> alone = TorchProcesses(0, [])
     >>> sums = np.zeros(2)
     >>> alone.Allreduce(np.ones(2), sums)
     >>> sums.tolist(), alone.Get_size()
@@ -129,10 +129,10 @@ class Processes:
 
     # Communicators: all processes are on one machine, and make all calls in the same order.
 
-    def Dup(self) -> Processes:
-        return Processes(self._rank, self._ends, self._size, self._folder)
+    def Dup(self) -> TorchProcesses:
+        return TorchProcesses(self._rank, self._ends, self._size, self._folder)
 
-    def Split_type(self, kind: int, key: int = 0) -> Processes:
+    def Split_type(self, kind: int, key: int = 0) -> TorchProcesses:
         return self.Dup()
 
     def Free(self) -> None:
@@ -203,7 +203,7 @@ class TorchWindow:
         self._tensor = None
 
 
-def find_processes() -> Processes | None:
+def find_processes() -> TorchProcesses | None:
     """Return the communicator of the processes started together with this one by multiprocessing, or None.
 
     >>> find_processes() is None

@@ -11,7 +11,7 @@ from pathlib import Path
 from paceline import text
 from paceline.figures import Axis, Curve, Lines, save
 from paceline.simulate.bottleneck import POINT, SHORT, ScalingPoint
-from paceline.simulate.scaling import Measured, Prediction, ScalingCurve, Split
+from paceline.simulate.scaling import MeasuredRuns, Prediction, ScalingCurve, ThreadSplit
 
 WIDE = 110
 HEADINGS = {
@@ -30,7 +30,7 @@ HEADINGS = {
 # ---- text
 
 
-def table(title: str, prediction: Prediction, points: Sequence[Measured]) -> str:
+def table(title: str, prediction: Prediction, points: Sequence[MeasuredRuns]) -> str:
     """Return a table for every strategy, with where it stops scaling and why."""
     serial, accuracy = prediction.serial, prediction.serial_accuracy
     rate = _format_rate(serial.samples_per_second)
@@ -64,7 +64,7 @@ def _threads(prediction: Prediction) -> list[str]:
     return ["\n".join(lines)]
 
 
-def _block(curve: ScalingCurve, real: dict[tuple[str, int], Measured]) -> str:
+def _block(curve: ScalingCurve, real: dict[tuple[str, int], MeasuredRuns]) -> str:
     rows = [_cells(point, real.get((curve.strategy, point.ranks))) for point in curve.points]
     shown = [name for name in HEADINGS if any(row[name] for row in rows)]
     justify = "".join("l" if name == "lost" else "r" for name in shown)
@@ -91,7 +91,7 @@ def _fill(words: str) -> str:
     return textwrap.fill(words, WIDE, initial_indent="  ", subsequent_indent="  ")
 
 
-def _cells(point: ScalingPoint, real: Measured | None) -> dict[str, str]:
+def _cells(point: ScalingPoint, real: MeasuredRuns | None) -> dict[str, str]:
     lost = point.largest_cost()
     star = "*" if real is not None and real.oversubscribed else ""
     return {
@@ -116,7 +116,7 @@ def _format_rate(rate: float) -> str:
     return f"{rate:.3g}" if rate < 100 else f"{rate:,.0f}"
 
 
-def _notes(points: Sequence[Measured]) -> list[str]:
+def _notes(points: Sequence[MeasuredRuns]) -> list[str]:
     notes = []
     if points:
         notes.append(f"measured: speedup of real runs relative to {points[0].against}")
@@ -128,7 +128,7 @@ def _notes(points: Sequence[Measured]) -> list[str]:
 # ---- the figure
 
 
-def draw(title: str, prediction: Prediction, points: Sequence[Measured], paths: Sequence[Path]) -> None:
+def draw(title: str, prediction: Prediction, points: Sequence[MeasuredRuns], paths: Sequence[Path]) -> None:
     """Draw speedup against ranks and, if it was computed, accuracy below it, into each of the files."""
     curves = [curve for curve in prediction.curves if curve.points]
     figures = [_speedups(curves, points, prediction.splits)]
@@ -139,7 +139,7 @@ def draw(title: str, prediction: Prediction, points: Sequence[Measured], paths: 
 
 
 def _speedups(
-    curves: Sequence[ScalingCurve], points: Sequence[Measured], splits: Sequence[Split] = ()
+    curves: Sequence[ScalingCurve], points: Sequence[MeasuredRuns], splits: Sequence[ThreadSplit] = ()
 ) -> Lines:
     drawn = [
         Curve(

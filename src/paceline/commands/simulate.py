@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from paceline.machine import Machine
     from paceline.models import Model
     from paceline.simulate.case import Workload
-    from paceline.simulate.scaling import Measured, Prediction
+    from paceline.simulate.scaling import MeasuredRuns, Prediction
     from paceline.simulate.work import Work
     from paceline.training.job import Job
     from paceline.vmpi import Outcome, Script
@@ -221,7 +221,7 @@ def _check_prediction(prediction: Prediction) -> None:
 
 
 def _show_prediction(
-    args: argparse.Namespace, bench: Workload, prediction: Prediction, points: Sequence[Measured]
+    args: argparse.Namespace, bench: Workload, prediction: Prediction, points: Sequence[MeasuredRuns]
 ) -> None:
     """Write the figure and the JSON of a prediction, and print its table."""
     from paceline.commands._prediction import draw, table

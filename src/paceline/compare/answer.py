@@ -170,7 +170,7 @@ def _best(row: Row, metric: Metric) -> float | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class Recommendation:
     """What to use, in words."""
 
     sentence: str
@@ -180,7 +180,7 @@ class Answer:
     """The row to use; None if none can be recommended."""
 
 
-def answer(rows: Sequence[Row], target: Target | None, *, going_on: bool = False) -> Answer:
+def answer(rows: Sequence[Row], target: Target | None, *, going_on: bool = False) -> Recommendation:
     """Say which row of one problem to use; `target`: what it should reach, if there is anything to reach.
 
     `going_on`: more runs are to come.
@@ -195,19 +195,19 @@ def answer(rows: Sequence[Row], target: Target | None, *, going_on: bool = False
     return _answer(tried or foretold, target, going_on=going_on)
 
 
-def _answer(rows: Sequence[Row], target: Target | None, *, going_on: bool) -> Answer:
+def _answer(rows: Sequence[Row], target: Target | None, *, going_on: bool) -> Recommendation:
     whole = [row for row in rows if not row.diverged]
     if not whole:
         every = all(len(row.diverged) == row.runs for row in rows)
         only = "the only run diverged" if rows[0].runs == len(rows) == 1 else "every run diverged"
-        return Answer(
+        return Recommendation(
             sentence=f"Nothing can be recommended: {only if every else 'every row has runs that diverged'}."
         )
     if all(row.guessed for row in whole) and (target is None or whole[0].setting is None):
-        return Answer(sentence=f"{guesses(whole[0]).capitalize()}.")
+        return Recommendation(sentence=f"{guesses(whole[0]).capitalize()}.")
     several = [row for row in rows if not row.alone] or list(rows)
     if len(rows) > 1 and all(row.alone for row in rows):
-        return Answer(
+        return Recommendation(
             sentence="Nothing was tried on more than one rank, where every strategy computes the same."
         )
     if all(row.timed_only for row in whole):
@@ -224,7 +224,7 @@ def _answer(rows: Sequence[Row], target: Target | None, *, going_on: bool) -> An
     return _first(when, several, target, others=reached > len(when))
 
 
-def _fastest(rows: Sequence[Row]) -> Answer:
+def _fastest(rows: Sequence[Row]) -> Recommendation:
     """Answer with the time of rows whose quality is unknown."""
     row = min((row for row in rows if row.timed_only), key=lambda row: row.train_seconds)
     gain = (
@@ -232,36 +232,36 @@ def _fastest(rows: Sequence[Row]) -> Answer:
         if row.speedup is not None and not row.serial
         else ""
     )
-    return Answer(
+    return Recommendation(
         sentence=f"{name(row)} takes the least time, {time_span(row.train_seconds)}{gain}; what it learns is unknown, "
         "since only time was simulated.",
         row=row,
     )
 
 
-def _describe(rows: Sequence[Row]) -> Answer:
+def _describe(rows: Sequence[Row]) -> Recommendation:
     """Answer where there is no target: only one row, or nothing known about quality."""
     row = min(rows, key=lambda row: row.train_seconds)
     got = f" and ended at {quality(row)}" if quality(row) else ""
     if len(rows) == 1:
-        return Answer(
+        return Recommendation(
             sentence=f"{name(row)} trained for {time_span(row.train_seconds)}{got}; there is nothing to compare it with.",
             row=row,
         )
-    return Answer(
+    return Recommendation(
         sentence=f"{name(row)} is the fastest: it trained for {time_span(row.train_seconds)}{got}; there is no target.",
         sure=_runs(row.runs),
         row=row,
     )
 
 
-def _describe_unreached(rows: Sequence[Row], target: Target, *, going_on: bool) -> Answer:
+def _describe_unreached(rows: Sequence[Row], target: Target, *, going_on: bool) -> Recommendation:
     found = [find_target_times(row, target) for row in rows if not row.diverged]
     partly = [one for one in found if one.seconds]
     if partly:
         most = max(partly, key=lambda one: len(one.seconds) / one.row.runs)
         has = "has yet " if going_on else ""
-        return Answer(
+        return Recommendation(
             sentence=f"Nothing {has}reached {target.short} with every run; closest was {name(most.row)}, with "
             f"{len(most.seconds)} of its {count(most.row.runs, 'run')}."
         )
@@ -273,10 +273,10 @@ def _describe_unreached(rows: Sequence[Row], target: Target, *, going_on: bool) 
         came = (
             f"; closest was {name(nearest.row)}, at {metric.spell(nearest.best or 0.0)} after its best epoch"
         )
-    return Answer(sentence=f"{UNREACHED[going_on]} {target.short}{came}.")
+    return Recommendation(sentence=f"{UNREACHED[going_on]} {target.short}{came}.")
 
 
-def _first(when: Sequence[Reached], rows: Sequence[Row], target: Target, *, others: bool) -> Answer:
+def _first(when: Sequence[Reached], rows: Sequence[Row], target: Target, *, others: bool) -> Recommendation:
     """Answer with the row that reached the target first or, if serial is as fast, with that.
 
     `others`: some more reached it, but learned less in the end.
@@ -328,7 +328,7 @@ def _first(when: Sequence[Reached], rows: Sequence[Row], target: Target, *, othe
         sure.append("There is no complete run on more than one rank.")
     if row.setting is None or row.optimizer:  # in a search, only its own matters
         sure.append(_optimizer(row, rows))
-    return Answer(sentence=f"{sentence}.", sure=" ".join(filter(None, sure)), row=row)
+    return Recommendation(sentence=f"{sentence}.", sure=" ".join(filter(None, sure)), row=row)
 
 
 def _against_serial(first: Reached, serial: Reached | None, rows: Sequence[Row], target: Target) -> str:

@@ -15,7 +15,7 @@ from statistics import fmean
 from typing import Any
 
 from paceline.compare.metric import ACCURACY, LOSS, Metric, metric_named, names_in, read_last, read_test
-from paceline.compare.staleness import Staleness, staleness_of
+from paceline.compare.staleness import RowStaleness, staleness_of
 from paceline.compare.theory import facts_of
 from paceline.record import Run
 from paceline.record.environment import node_of
@@ -155,7 +155,7 @@ class Row:
     """The reason for each run that diverged and was stopped."""
     remarks: tuple[str, ...]
     """The remarks of its runs, without repetitions that differ only in figures."""
-    staleness: Staleness | None
+    staleness: RowStaleness | None
     members: tuple[Run, ...]
     """The runs themselves."""
     setting: str | None = None

@@ -39,10 +39,10 @@ class PieceStaleness:
 
 
 @dataclass(frozen=True)
-class Staleness:
+class RowStaleness:
     """The number of updates by staleness, tau, over all runs of a row.
 
-    >>> found = Staleness({0: 6, 1: 3, 7: 1})
+    >>> found = RowStaleness({0: 6, 1: 3, 7: 1})
     >>> found.mean, found.largest, found.updates
     (1.0, 7, 10)
     """
@@ -70,9 +70,9 @@ class Staleness:
     def bars(self) -> list[StalenessBar]:
         """Return bars of equal width from tau 0 on, and one more for the few updates above.
 
-        >>> [(bar.first, bar.last, bar.share) for bar in Staleness({0: 6, 2: 4}).bars()]
+        >>> [(bar.first, bar.last, bar.share) for bar in RowStaleness({0: 6, 2: 4}).bars()]
         [(0, 0, 0.6), (1, 1, 0.0), (2, 2, 0.4)]
-        >>> far = Staleness({tau: 10 for tau in range(50)} | {1000: 1}).bars()
+        >>> far = RowStaleness({tau: 10 for tau in range(50)} | {1000: 1}).bars()
         >>> len(far), (far[0].first, far[0].last), (far[-1].first, far[-1].last, far[-1].tail)
         (25, (0, 1), (48, 1000, True))
         """
@@ -97,7 +97,7 @@ class Staleness:
         return bars
 
 
-def staleness_of(summaries: Iterable[Mapping[str, Any]]) -> Staleness | None:
+def staleness_of(summaries: Iterable[Mapping[str, Any]]) -> RowStaleness | None:
     """Add up the staleness that runs recorded; None if none did, as with synchronous runs.
 
     A histogram is a list (how many updates had tau 0, 1, 2 …) or a mapping by tau. Findings of a user's own strategy may
@@ -105,7 +105,7 @@ def staleness_of(summaries: Iterable[Mapping[str, Any]]) -> Staleness | None:
 
     >>> run = {"findings": {"staleness": {"histogram": [3, 1]}}}
     >>> staleness_of([run, {"findings": {"staleness": {"histogram": {"1": 2}}}}, {}])
-    Staleness(counts={0: 3, 1: 3}, pieces=(), dropped=0.0)
+    RowStaleness(counts={0: 3, 1: 3}, pieces=(), dropped=0.0)
     """
     counts: Counter[int] = Counter()
     pieces: dict[tuple[int, tuple[int, ...], int], list[PieceStaleness]] = defaultdict(list)
@@ -125,7 +125,7 @@ def staleness_of(summaries: Iterable[Mapping[str, Any]]) -> Staleness | None:
         dropped += findings.get("gradients_dropped") or 0
     if not counts:
         return None
-    return Staleness(dict(counts), tuple(map(_together, pieces.values())), dropped)
+    return RowStaleness(dict(counts), tuple(map(_together, pieces.values())), dropped)
 
 
 def _together(runs: list[PieceStaleness]) -> PieceStaleness:

@@ -121,7 +121,9 @@ class ArraySplit:
             raise UsageError(f"scale must be a finite number; got {scale}")
         several = isinstance(inputs, Several)
         self.inputs = cast(Inputs, inputs if several else np.asarray(inputs))
-        self._columns = [Column(array, scale) for array in (self.inputs.arrays if several else [self.inputs])]
+        self._columns = [
+            InputColumn(array, scale) for array in (self.inputs.arrays if several else [self.inputs])
+        ]
         names = self.inputs.names if several and self.inputs.names else [""] * len(self._columns)
         self.fields = tuple(
             Field(name, column.array.shape[1:], column.kind)
@@ -177,7 +179,7 @@ class ArraySplit:
             np.copyto(labels, stored_labels, casting="unsafe")
 
 
-class Column:
+class InputColumn:
     """The array of one input, from which batches are gathered."""
 
     def __init__(self, array: Array, scale: float | None) -> None:
@@ -187,7 +189,7 @@ class Column:
         self.scale = (1 / 255 if array.dtype == np.uint8 else 1.0) if scale is None else scale
         self._stored = np.empty((0, *array.shape[1:]), array.dtype)
 
-    def apart(self) -> Column:
+    def apart(self) -> InputColumn:
         """Return the same array with working memory of its own."""
         return copy(self)
 

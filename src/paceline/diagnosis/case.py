@@ -1,6 +1,6 @@
 """What rules read and what they find: one strategy's runs on one problem, and the causes that keep it from scaling.
 
-A `Case` has the runs by number of ranks, with nodes and the serial baseline. A `Rule` finds a `Cause` in it, and a
+A `Case` has the runs by number of ranks, with nodes and the serial baseline. A `DiagnosisRule` finds a `Cause` in it, and a
 `Diagnosis` has all of a strategy.
 """
 
@@ -40,7 +40,7 @@ class Scale:
 
     runs: tuple[Run, ...]
     timing: StepTiming
-    place: Place
+    place: RunPlace
 
     @property
     def ranks(self) -> int:
@@ -428,7 +428,7 @@ WIDTH = {"float32": 4, "float64": 8}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class RunPlace:
     """The nodes of one run."""
 
     ranks: int
@@ -486,14 +486,14 @@ class Place:
         return (best, part) if part <= CHEAPER else None
 
 
-def place_of(run: Run) -> Place:
+def place_of(run: Run) -> RunPlace:
     """Return the place of a run's ranks."""
     ranks, told = run.config["ranks"], run.simulated
     on_node, cores = node_of(run)
     if told is None:
         if on_node < ranks:
-            return Place(ranks=ranks, on_node=on_node, cores=cores, links=None, per_node=on_node)
-        return Place(ranks=ranks, on_node=on_node, cores=cores, links=_inside(_typical(), ranks))
+            return RunPlace(ranks=ranks, on_node=on_node, cores=cores, links=None, per_node=on_node)
+        return RunPlace(ranks=ranks, on_node=on_node, cores=cores, links=_inside(_typical(), ranks))
     network, links = _network(str(told.get("network"))), _inside(_machine(told.get("machine")), ranks)
     if network is not None and on_node < ranks:
         links = CostModel(
@@ -502,14 +502,14 @@ def place_of(run: Run) -> Place:
             gamma=links.gamma,
         )
     per_node = None if network is None else network.ranks_per_node
-    return Place(ranks=ranks, on_node=on_node, cores=cores, links=links, per_node=per_node)
+    return RunPlace(ranks=ranks, on_node=on_node, cores=cores, links=links, per_node=per_node)
 
 
-def place_at(run: Run, ranks: int) -> Place:
+def place_at(run: Run, ranks: int) -> RunPlace:
     """Return the place of more ranks on the node of a run's rank."""
     _, cores = node_of(run)
     machine = _typical() if run.simulated is None else _machine(run.simulated.get("machine"))
-    return Place(ranks=ranks, on_node=ranks, cores=cores, links=_inside(machine, ranks))
+    return RunPlace(ranks=ranks, on_node=ranks, cores=cores, links=_inside(machine, ranks))
 
 
 def _network(text: str) -> Network | None:
@@ -602,7 +602,7 @@ class Diagnosis:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rule:
+class DiagnosisRule:
     """A name, the cause in a few words, and a function that finds it in a case."""
 
     name: str

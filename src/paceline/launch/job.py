@@ -726,9 +726,9 @@ def _run_rank(
     """Run one process: what `python -m` would run, with a communicator."""
     os.environ.update(PACELINE_RANK=str(rank), PACELINE_SIZE=str(ranks))
     take_cores()
-    from paceline.comm.torch_processes import Processes
+    from paceline.comm.torch_processes import TorchProcesses
 
-    comm = Processes(rank, ends, ranks, folder)
+    comm = TorchProcesses(rank, ends, ranks, folder)
     vars(multiprocessing.current_process())["communicator"] = comm
     sys.argv = words
     status: Any = 0

@@ -76,12 +76,12 @@ def communicator(launcher: Literal["mpi", "torch"] = "mpi") -> Any:
     >>> communicator("torch").Get_size()
     1
     """
-    from paceline.comm.torch_processes import Processes, find_processes
+    from paceline.comm.torch_processes import TorchProcesses, find_processes
 
     together = find_processes()
     if together is not None:
         return together
-    return Processes(0, []) if launcher == "torch" else mpi().COMM_WORLD
+    return TorchProcesses(0, []) if launcher == "torch" else mpi().COMM_WORLD
 
 
 @contextlib.contextmanager

@@ -630,7 +630,7 @@ def _take_steps(comm: Any, loop: Loop, exchange: Any, reduce: Callable[[], Any],
             break
 
 
-class Measured(Worker):
+class MeasuringWorker(Worker):
     """A real worker that measures its strategy's own kinds of work."""
 
     def __init__(self, **settings: Any) -> None:
@@ -710,7 +710,7 @@ def measure_serving(
 
 def _run(
     parts: Components, comm: Any, server: ParameterServer, batch: int, seconds: float, alone: float
-) -> Measured:
+) -> MeasuringWorker:
     """Make a short run."""
     ranks = comm.Get_size()
     workers = ranks - server.masters
@@ -721,7 +721,7 @@ def _run(
         parts.data.train, batch=batch, dtype=parts.model.x.dtype, rank=comm.Get_rank(), ranks=ranks,
         draws=int(draws[0]), keeps=_find_keeps(parts),
     )  # fmt: skip
-    me = Measured(
+    me = MeasuringWorker(
         comm=Recorded(comm), model=parts.model, data=replace(parts.data, validation=few), batches=batches,
         update=parts.update, schedule=parts.schedule, rate=RATE, epochs=1, on_divergence="ignore", in_step=False,
     )  # fmt: skip

@@ -113,7 +113,7 @@ class MLP:
     runs_at_once = True
     x: Array
     g: Array
-    _memory: Memory
+    _memory: PassMemory
     _factors: Factors | None
 
     def __init__(
@@ -203,7 +203,7 @@ class MLP:
         """
         return factor_bytes(self, batch)
 
-    def share_factors(self, memory: Array, batch: int, rank: int, ranks: int) -> PartGradient:
+    def share_factors(self, memory: Array, batch: int, rank: int, ranks: int) -> ProductGradient:
         """Write the factors of the gradient to `memory` from now on, not to `g`; return the gradient of a part.
 
         >>> net = MLP([2, 3, 1], regression=True)
@@ -215,7 +215,7 @@ class MLP:
         """
         part = cut_rows(self, ranks)[rank]
         self._factors = Factors(self, memory, batch)
-        return PartGradient(self, self._factors, part)
+        return ProductGradient(self, self._factors, part)
 
     def predict(self, inputs: Array) -> Array:
         """Return the scores of each sample, one row each: the outputs, or the probabilities under cross-entropy.
@@ -272,11 +272,11 @@ class MLP:
         """Return the pass for batches of `count`, in the memory of the largest batch so far."""
         if count not in self._passes:
             if count > self._memory.rows:
-                self._memory = Memory(count)
+                self._memory = PassMemory(count)
                 self._passes.clear()
             elif len(self._passes) == PASSES:
                 self._passes.clear()
-            self._passes[count] = Pass(self, count, self._memory if count > 1 else Memory(1))
+            self._passes[count] = Pass(self, count, self._memory if count > 1 else PassMemory(1))
         return self._passes[count]
 
     def _bind(self, x: Array, g: Array) -> None:
@@ -285,7 +285,7 @@ class MLP:
         self.weights, self.biases = self._views(x)
         self.weight_gradients, self.bias_gradients = self._views(g)
         self._passes: dict[int, Pass] = {}
-        self._memory = Memory(1)
+        self._memory = PassMemory(1)
         self._factors = None
 
     def _views(self, flat: Array) -> tuple[list[Array], list[Array]]:
@@ -594,7 +594,7 @@ FEW_CLASSES = 256
 """Classes up to which one-hot targets are rows of an identity matrix, the fastest way to create them."""
 
 
-class Memory:
+class PassMemory:
     """The arrays of a network's passes, for batches of up to `rows` samples.
 
     The pass of `rows` samples, which must be the first, allocates them. The passes of smaller batches ask for the same
@@ -625,7 +625,7 @@ class Pass:
     column and a row, which alone would take longer than a whole step on sixteen samples.
     """
 
-    def __init__(self, net: MLP, count: int, memory: Memory) -> None:
+    def __init__(self, net: MLP, count: int, memory: PassMemory) -> None:
         rows, dtype, widths, carve = max(count, 2), net.dtype, net.sizes[1:], memory.carver()
 
         def side_by_side() -> tuple[Array, list[Array]]:
@@ -836,7 +836,7 @@ class FactorPass(Pass):
     """
 
     def __init__(self, net: MLP, factors: Factors, count: int, offset: int) -> None:
-        super().__init__(net, count, Memory(count))
+        super().__init__(net, count, PassMemory(count))
         mine = slice(offset, offset + count)
         own_h, own_d = [h[mine] for h in factors.h], [d[mine] for d in factors.d]
         h, d, last = [h[:count] for h in self.h], [d[:count] for d in self.d], len(own_d) - 1
@@ -888,13 +888,13 @@ class FactorPass(Pass):
         return loss
 
 
-class PartGradient:
+class ProductGradient:
     """The gradient of one part of x, summed over all samples of the batch whose factors are available."""
 
     def __init__(self, net: MLP, factors: Factors, part: slice) -> None:
         self.part = part
         self._net, self._factors = net, factors
-        self._sum = Memory(1).carver()((part.stop - part.start,), net.dtype)  # aligned: a fifth faster
+        self._sum = PassMemory(1).carver()((part.stop - part.start,), net.dtype)  # aligned: a fifth faster
         self._products: dict[int, list[tuple[Array, Array, Array]]] = {}
 
     def __call__(self) -> Array:

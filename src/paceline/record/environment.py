@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.comm.shared import split_node
-from paceline.comm.torch_processes import Processes
+from paceline.comm.torch_processes import TorchProcesses
 from paceline.errors import UsageError
 from paceline.launch import allowed_cores, machine_cores
 from paceline.record.reading import Run
@@ -44,7 +44,7 @@ def environment(*, threads: int, comm: Any = None) -> dict[str, Any]:
         "paceline": _version("paceline"),
         "python": platform.python_version(),
         "packages": {name: found for name in PACKAGES if (found := _version(name))},
-        "mpi": _library() if comm is not None and not isinstance(comm, Processes) else None,
+        "mpi": _library() if comm is not None and not isinstance(comm, TorchProcesses) else None,
         "host": platform.node(),
         "slurm_job": os.environ.get("SLURM_JOB_ID"),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
@@ -171,7 +171,7 @@ def nodes_of(comm: Any) -> dict[str, list[Any]]:
     [0]
     """
     size = 1 if comm is None else comm.Get_size()
-    if size == 1 or isinstance(comm, Processes):
+    if size == 1 or isinstance(comm, TorchProcesses):
         return {"ranks": [0] * size, "cores": [machine_cores()], "hosts": [_host()]}
     # A node is identified by its first rank, and has the cores that this rank sees.
     here = np.array([comm.Get_rank(), machine_cores()])

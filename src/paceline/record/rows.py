@@ -36,7 +36,7 @@ PIECE = 65_536
 ITEM = 8
 
 
-class Span(NamedTuple):
+class EvenRows(NamedTuple):
     """Kept rows that are evenly spaced: the number of the first, the distance to the next, and how many there are."""
 
     first: int
@@ -91,9 +91,9 @@ class RowLog:
         self._observe, self._outage = observe, outage
         self._passed = 0  # rows that have left the buffer
         self._sums = np.zeros(self.width)
-        self._spans: list[Span] = []  # of the rows in the file
+        self._spans: list[EvenRows] = []  # of the rows in the file
         self._held: list[bytes] = []  # rows that could not be written
-        self._held_span = Span(0, 1, 0)
+        self._held_span = EvenRows(0, 1, 0)
         self._closed = False
 
     def __len__(self) -> int:
@@ -129,7 +129,7 @@ class RowLog:
             self._add(self._held_span)
             self._clear_held()
         if not self._held and data and self._write(data):
-            self._add(Span(first, 1, len(rows)))
+            self._add(EvenRows(first, 1, len(rows)))
         elif data:
             self._hold(rows, first)
 
@@ -178,7 +178,7 @@ class RowLog:
         self.rows_written = rows
         self._passed = max(self._passed, rows)
         if rows:
-            self._spans = [Span(0, 1, rows)]
+            self._spans = [EvenRows(0, 1, rows)]
 
     # ---- what there is
 
@@ -193,13 +193,13 @@ class RowLog:
         return self.kept - self.rows_written
 
     @property
-    def first_span(self) -> Span:
+    def first_span(self) -> EvenRows:
         """The first kept rows that are evenly spaced: all of them, unless some had to be thinned out."""
         rest = len(self.buffer)
         spans = list(self._spans)
-        for span in (self._held_span, Span(self._passed, 1, rest)):
+        for span in (self._held_span, EvenRows(self._passed, 1, rest)):
             _add_span(spans, span)
-        return spans[0] if spans else Span(0, 1, 0)
+        return spans[0] if spans else EvenRows(0, 1, 0)
 
     def totals(self) -> dict[str, float]:
         """Return the sum of each column over all rows, also of those that were not kept."""
@@ -302,7 +302,7 @@ class RowLog:
         rows[: len(found)] = found
         return rows
 
-    def _add(self, span: Span) -> None:
+    def _add(self, span: EvenRows) -> None:
         _add_span(self._spans, span)
 
     def _lose_after(self, rows: int) -> None:
@@ -316,20 +316,20 @@ class RowLog:
 
     def _hold(self, rows: Array, first: int) -> None:
         """Keep rows in memory, in place of the file."""
-        start, stride, count = self._held_span if self._held else Span(first, 1, 0)
+        start, stride, count = self._held_span if self._held else EvenRows(first, 1, 0)
         fitting = rows[(start - first) % stride :: stride]
         self._held.append(fitting.tobytes())
         count += len(fitting)
         while count > self._most:
             kept = self._matrix(b"".join(self._held))[::2]
             self._held, stride, count = [kept.tobytes()], 2 * stride, len(kept)
-        self._held_span = Span(start, stride, count)
+        self._held_span = EvenRows(start, stride, count)
 
     def _clear_held(self) -> None:
-        self._held, self._held_span = [], Span(0, 1, 0)
+        self._held, self._held_span = [], EvenRows(0, 1, 0)
 
 
-def _add_span(spans: list[Span], span: Span) -> None:
+def _add_span(spans: list[EvenRows], span: EvenRows) -> None:
     """Append a span, or extend the last one if the rows continue it."""
     if not span.rows:
         return

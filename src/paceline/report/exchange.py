@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from paceline.compare.rows import Row, label
-from paceline.compare.staleness import Staleness, StalenessBar, staleness_of
+from paceline.compare.staleness import RowStaleness, StalenessBar, staleness_of
 from paceline.compare.theory import epoch_samples, epochs_of, theory_of
 from paceline.figures import Axis, Curve, Histogram, Lines
 from paceline.report.document import Block, Column, Section, Table, Text, Value
@@ -158,7 +158,7 @@ def staleness(rows: Sequence[Row], number: int) -> Section | None:
     return Section(title="Staleness", blocks=tuple(blocks))
 
 
-def _histogram(row: Row, found: Staleness, name: str) -> Histogram:
+def _histogram(row: Row, found: RowStaleness, name: str) -> Histogram:
     bars = found.bars()
     low = high = None
     each = [one for run in row.members if (one := staleness_of([run.summary])) is not None]
@@ -182,10 +182,10 @@ def _histogram(row: Row, found: Staleness, name: str) -> Histogram:
     )
 
 
-def share_of(found: Staleness, bar: StalenessBar) -> float:
+def share_of(found: RowStaleness, bar: StalenessBar) -> float:
     """Return the share of one run's updates that fall into a bar.
 
-    >>> share_of(Staleness({0: 3, 2: 1}), StalenessBar(1, 4, 0.0))
+    >>> share_of(RowStaleness({0: 3, 2: 1}), StalenessBar(1, 4, 0.0))
     0.25
     """
     within = sum(
@@ -200,7 +200,7 @@ def _spell_bar(bar: StalenessBar) -> str:
     return str(bar.first) if bar.first == bar.last else f"{bar.first}-{bar.last}"
 
 
-def _staleness_table(known: Sequence[tuple[Row, Staleness]], number: int) -> Table:
+def _staleness_table(known: Sequence[tuple[Row, RowStaleness]], number: int) -> Table:
     return Table(
         name=f"staleness-{number}",
         title="All rows",
@@ -219,7 +219,7 @@ def _staleness_table(known: Sequence[tuple[Row, Staleness]], number: int) -> Tab
     )
 
 
-def _pieces(known: Sequence[tuple[Row, Staleness]], number: int) -> Table | None:
+def _pieces(known: Sequence[tuple[Row, RowStaleness]], number: int) -> Table | None:
     lines: list[tuple[Value, ...]] = [
         (label(row), one.master, ranges(one.layers), one.parameters, one.mean, one.largest, one.mean_gap)
         for row, found in known

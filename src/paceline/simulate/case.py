@@ -111,21 +111,21 @@ class Workload:
         """Return the costs of the work of a strategy."""
         return self.own_costs.get(strategy, self.costs)
 
-    def candidate(self, strategy: str, ranks: int) -> Candidate:
+    def candidate(self, strategy: str, ranks: int) -> PredictionCase:
         """Return a strategy on a number of ranks; raise UsageError if it cannot run there."""
         job = self.job(strategy, self.config)
         _, made = job.check(ranks)
         if isinstance(made, Strategy):
             made.check_nodes(self.network.nodes(ranks))
             made.check_model(ranks, self.model)
-        return Candidate(self, strategy, made, ranks)
+        return PredictionCase(self, strategy, made, ranks)
 
     def job(self, strategy: str, config: Config) -> Job:
         """Return the job of a strategy, without a record."""
         return Job(config=replace(config, strategy=strategy), data=self.data, model=self.given, runs=None)
 
     def run(
-        self, candidate: Candidate, scenario: Scenario, length: RunLength, *, time_only: bool = True
+        self, candidate: PredictionCase, scenario: Scenario, length: RunLength, *, time_only: bool = True
     ) -> Fitted:
         """Simulate a part of a run."""
         config = replace(self.config, epochs=length.epochs, draws=length.draws)
@@ -151,7 +151,7 @@ class _InScenario(Simulation):
 
 
 @dataclass(frozen=True)
-class Candidate:
+class PredictionCase:
     """One strategy on one number of ranks."""
 
     workload: Workload
@@ -331,12 +331,12 @@ class ComputedRun:
     timing: SimulatedTiming | None = None
 
 
-def measure(candidate: Candidate, without: Sequence[str], length: RunLength) -> SimulatedTiming:
+def measure(candidate: PredictionCase, without: Sequence[str], length: RunLength) -> SimulatedTiming:
     """Simulate a part of a run in the scenario without the named costs, with nothing computed."""
     return candidate.measure(candidate.scenario.without(*without), length)
 
 
-def compute(candidate: Candidate, *, timed: bool = False) -> ComputedRun:
+def compute(candidate: PredictionCase, *, timed: bool = False) -> ComputedRun:
     """Simulate a whole run, really computed; `timed`: its time is wanted, too."""
     fitted = candidate.workload.run(candidate, candidate.scenario, candidate.whole_run, time_only=False)
     return ComputedRun(
@@ -446,7 +446,7 @@ class Simulations:
     """
 
     def __init__(self, jobs: int = 1, load: Load | None = None) -> None:
-        self._processes = None if jobs == 1 or load is None else Processes(jobs, load)
+        self._processes = None if jobs == 1 or load is None else ProcessPool(jobs, load)
         self._jobs = jobs
         self._workloads: dict[int, tuple[Workload, int, dict[str, Any]]] = {}
 
@@ -458,7 +458,7 @@ class Simulations:
             self._processes.close(wait_for=kind is None)
 
     def begin(
-        self, function: Callable[..., Outcome], candidate: Candidate, *given: Any, **named: Any
+        self, function: Callable[..., Outcome], candidate: PredictionCase, *given: Any, **named: Any
     ) -> Callable[[], Outcome]:
         """Begin `function(candidate, ...)`; return a function that returns its outcome or raises its error."""
         if self._processes is None:
@@ -486,8 +486,8 @@ class Simulations:
         return known[1:]
 
 
-class Processes:
-    """Processes that are started when there is something to do for them, each of which does one thing at a time."""
+class ProcessPool:
+    """A pool of processes: each is started when there is something to do for it, and does one thing at a time."""
 
     def __init__(self, most: int, load: Load) -> None:
         self._most, self._load = most, load

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from paceline.data import Batch, Inputs
 from paceline.errors import UsageError
 from paceline.models import FactoredModel, Model, PartGradient, Ready, Tally, layer_by_layer, tally
-from paceline.simulate.together import Descent, Outstanding, Reads, Work, read_first
+from paceline.simulate.together import Descent, Outstanding, PendingWork, Reads, read_first
 from paceline.updates import Update
 from paceline.vectors import Meter, charge_whole, vector
 
@@ -238,7 +238,7 @@ class Costed:
         if read is not None and (read.inputs is not inputs or read.labels is not labels):
             read = None
         make = None if batch is not None else Tally._make
-        work = Work(
+        work = PendingWork(
             self.plain, function, batch, size, in_place=self._in_place, read=read, reads=self._reads, make=make,
             step=step, order=order,
         )  # fmt: skip

@@ -33,9 +33,9 @@ from paceline.simulate.bottleneck import (
     find_limit,
 )
 from paceline.simulate.case import (
-    Candidate,
     ComputedRun,
     Load,
+    PredictionCase,
     RunLength,
     SimulatedTiming,
     Simulations,
@@ -87,18 +87,18 @@ class Growth:
             return float(count * ranks * (ranks - 1) / (last * (last - 1)))
         return float(count * (ranks / last) ** power)
 
-    def of(self, candidate: Candidate, length: RunLength) -> float:
+    def of(self, candidate: PredictionCase, length: RunLength) -> float:
         """Return the expected messages of a run of this length."""
         return self.at(candidate.ranks) * length.simulated / candidate.together
 
-    def affordable(self, candidate: Candidate, most: int) -> RunLength:
+    def affordable(self, candidate: PredictionCase, most: int) -> RunLength:
         """Return the part of a run that may be simulated; raise UsageError if even the shortest is too much."""
         length = self.shorten(candidate, candidate.length(), min(ENOUGH, most))
         if (expected := self.of(candidate, length)) > most:
             raise UsageError(f"would take about {expected:,.0f} messages; the limit is {most:,} (--messages)")
         return length
 
-    def shorten(self, candidate: Candidate, length: RunLength, most: float) -> RunLength:
+    def shorten(self, candidate: PredictionCase, length: RunLength, most: float) -> RunLength:
         """Shorten a run to one that takes at most `most` messages, or to the shortest that is meaningful."""
         if (expected := self.of(candidate, length)) <= most:
             return length
@@ -110,7 +110,7 @@ class Growth:
 MOST_MESSAGES, SOME_MESSAGES, SOME_STEPS = 300_000, 60_000, 1024
 # Once the first reason is removed, further ones are named if they save this fraction of the rest; at most this many.
 WORTH_NAMING, MOST_NAMED = 0.2, 2
-Begin = Callable[[Candidate, Sequence[str], RunLength], Callable[[], SimulatedTiming]]
+Begin = Callable[[PredictionCase, Sequence[str], RunLength], Callable[[], SimulatedTiming]]
 """Begins to simulate a part of a run in the scenario without the named costs."""
 
 
@@ -121,7 +121,7 @@ class Explanation:
         self._begin, self._growth, self._most = begin, growth, most
 
     def cheap(
-        self, candidate: Candidate, point: ScalingPoint, length: RunLength
+        self, candidate: PredictionCase, point: ScalingPoint, length: RunLength
     ) -> Callable[[], ScalingPoint]:
         """Begin to find the point's reasons, if that takes few messages; the result returns the point."""
         length = self._few_steps(candidate, length, SOME_MESSAGES / len(REASONS))
@@ -129,7 +129,7 @@ class Explanation:
             return lambda: point
         return self._begin_explanation(candidate, point, length)
 
-    def _few_steps(self, candidate: Candidate, length: RunLength, messages: float) -> RunLength:
+    def _few_steps(self, candidate: PredictionCase, length: RunLength, messages: float) -> RunLength:
         """Return a run with few steps and messages: scenarios are compared over the same steps."""
         most = SOME_STEPS if candidate.whole_batches else max(1, SOME_STEPS // candidate.ranks)
         if candidate.drains:
@@ -138,7 +138,7 @@ class Explanation:
             length = candidate.length(most)
         return self._growth.shorten(candidate, length, messages)
 
-    def certain(self, candidate: Candidate, point: ScalingPoint) -> ScalingPoint:
+    def certain(self, candidate: PredictionCase, point: ScalingPoint) -> ScalingPoint:
         """Return the point with its reasons, from the shortest run, unless even that takes too many messages."""
         length = candidate.length(1)
         if self._growth.of(candidate, length) > self._most:
@@ -146,7 +146,7 @@ class Explanation:
         return self._begin_explanation(candidate, point, length)()
 
     def _begin_explanation(
-        self, candidate: Candidate, point: ScalingPoint, length: RunLength
+        self, candidate: PredictionCase, point: ScalingPoint, length: RunLength
     ) -> Callable[[], ScalingPoint]:
         step = point.step_seconds
         # A single rank sends nothing, and its computing is the baseline for the others.
@@ -168,7 +168,9 @@ class Explanation:
 
         return add_reasons
 
-    def then(self, candidate: Candidate, point: ScalingPoint, reason: str | None) -> list[tuple[str, float]]:
+    def then(
+        self, candidate: PredictionCase, point: ScalingPoint, reason: str | None
+    ) -> list[tuple[str, float]]:
         """Return the next reasons once the first one is removed, each with the speedup when it is removed as well."""
         runs = MOST_NAMED * len(REASONS)
         length = self._few_steps(candidate, candidate.length(), SOME_MESSAGES / runs)
@@ -213,7 +215,7 @@ class ScalingCurve:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Split:
+class ThreadSplit:
     """A strategy whose ranks use all cores of their nodes by threads."""
 
     strategy: str
@@ -238,7 +240,7 @@ class Prediction:
     serial: SimulatedTiming
     serial_accuracy: float | None
     curves: tuple[ScalingCurve, ...]
-    splits: tuple[Split, ...] = ()
+    splits: tuple[ThreadSplit, ...] = ()
     """One process with all threads of a node, and ranks that share its cores; empty if nothing is known of threads."""
     cores: int = 1
     """The cores of a node, if threads are known."""
@@ -329,10 +331,10 @@ class Scaling:
             cores=max((on * (work.config.threads or 1) for on, work in self.threaded.items()), default=1),
         )
 
-    def _splits(self, names: Sequence[str]) -> Iterator[Split]:
+    def _splits(self, names: Sequence[str]) -> Iterator[ThreadSplit]:
         """Simulate one process with all threads, and every strategy with as many threads a rank as a node has cores."""
         network = self.workload.network
-        begun: list[tuple[Candidate, int, Callable[[], SimulatedTiming]]] = []
+        begun: list[tuple[PredictionCase, int, Callable[[], SimulatedTiming]]] = []
         for name in (SERIAL, *names):
             for ranks in [1] if name == SERIAL else sorted(set(self.ranks) - {1}):
                 workload = self.threaded.get(network.ranks_on_node(ranks))
@@ -352,7 +354,7 @@ class Scaling:
                 timing = outcome()
             except UsageError:
                 continue
-            yield Split(
+            yield ThreadSplit(
                 strategy=candidate.name,
                 ranks=candidate.ranks,
                 threads=threads,
@@ -435,7 +437,7 @@ class Scaling:
         )
 
     def _begin_point(
-        self, candidate: Candidate, growth: Growth, reasons: Explanation
+        self, candidate: PredictionCase, growth: Growth, reasons: Explanation
     ) -> Callable[[], ScalingPoint]:
         """Simulate the time of a point, and begin everything else."""
         if self.accuracy and candidate.may_follow_values:
@@ -451,7 +453,7 @@ class Scaling:
             return explained
         return lambda: replace(explained(), accuracy=run().accuracy, staleness=run().staleness)
 
-    def _point_of(self, candidate: Candidate, timing: SimulatedTiming) -> ScalingPoint:
+    def _point_of(self, candidate: PredictionCase, timing: SimulatedTiming) -> ScalingPoint:
         return ScalingPoint(
             ranks=candidate.ranks,
             step_seconds=timing.seconds,
@@ -462,7 +464,7 @@ class Scaling:
             steps=timing.steps,
         )
 
-    def _begin_computed_point(self, candidate: Candidate) -> Callable[[], ScalingPoint]:
+    def _begin_computed_point(self, candidate: PredictionCase) -> Callable[[], ScalingPoint]:
         """Begin the point of a strategy that follows values: its time, too, is that of the whole computed run."""
         run = self._simulations.begin(compute, candidate, timed=True)
 
@@ -475,7 +477,7 @@ class Scaling:
         return finish
 
     def _begin(
-        self, candidate: Candidate, without: Sequence[str], length: RunLength
+        self, candidate: PredictionCase, without: Sequence[str], length: RunLength
     ) -> Callable[[], SimulatedTiming]:
         """Begin to simulate a part of a run; its outcome is a UsageError if it cannot be simulated."""
         key = None
@@ -505,7 +507,7 @@ class Scaling:
 
     # ---- accuracy
 
-    def _begin_run(self, candidate: Candidate, growth: Growth) -> Callable[[], ComputedRun] | None:
+    def _begin_run(self, candidate: PredictionCase, growth: Growth) -> Callable[[], ComputedRun] | None:
         """Begin a whole run, really computed; None if it has too many messages."""
         if candidate.is_serial_sgd:
             return self._begin_serial_run(candidate.batch)
@@ -534,7 +536,7 @@ class Scaling:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class MeasuredRuns:
     """Real runs of one strategy on one number of ranks."""
 
     strategy: str
@@ -550,7 +552,7 @@ class Measured:
 
 def find_measured(
     places: Iterable[str | Path], config: Config, strategies: Sequence[str], serial: float
-) -> tuple[Measured, ...]:
+) -> tuple[MeasuredRuns, ...]:
     """Find the runs in some folders that did the same work (data, model, batch) with one of the strategies.
 
     `serial`: samples per second of the simulated serial run, used if no serial run was measured. Of runs that differ only
@@ -571,7 +573,7 @@ def find_measured(
             ", ".join(strategies),
         )
     return tuple(
-        Measured(
+        MeasuredRuns(
             strategy=strategy,
             ranks=ranks,
             runs=len(groups[strategy, ranks]),
@@ -633,7 +635,7 @@ def _describe_nodes(network: Network) -> str:
     return f"{count(network.ranks_per_node, 'rank')} per node"
 
 
-def to_values(workload: Workload, prediction: Prediction, points: Sequence[Measured]) -> dict[str, Any]:
+def to_values(workload: Workload, prediction: Prediction, points: Sequence[MeasuredRuns]) -> dict[str, Any]:
     """Return a prediction as JSON values, with everything that it depends on."""
     from paceline.record.environment import environment
 

@@ -94,7 +94,7 @@ class Descent(NamedTuple):
         self.update.apply(x, g, self.eta, {}, self.scale)
 
 
-class Work:
+class PendingWork:
     """A piece of computing that a rank has begun: a pass of its model, whose result is not known yet.
 
     `size`: its number of samples; passes of the same kind and size take about as long.
@@ -274,19 +274,19 @@ class LateSplit:
 class Engine(Protocol):
     """A way of computing everything that is outstanding."""
 
-    def begin(self, work: Work) -> bool:
+    def begin(self, work: PendingWork) -> bool:
         """Compute this from now on, while ranks go on; False if it is to be computed when a result is needed."""
         ...
 
-    def wait(self, work: Work) -> None:
+    def wait(self, work: PendingWork) -> None:
         """Wait for work that was begun."""
         ...
 
-    def pays(self, work: Work, outstanding: int) -> bool:
+    def pays(self, work: PendingWork, outstanding: int) -> bool:
         """Return True if so much work like this is faster computed at once than each piece when its rank goes on."""
         ...
 
-    def __call__(self, works: Sequence[Work]) -> None:
+    def __call__(self, works: Sequence[PendingWork]) -> None:
         """Compute all of these, or begin them; each has a model of its own."""
         ...
 
@@ -300,10 +300,10 @@ class Outstanding:
 
     >>> from paceline.models.mlp import MLP
     >>> outstanding = Outstanding(Threads(2))
-    >>> works = [outstanding.add(Work(MLP([2, 1]), lambda n=n: n * n)) for n in range(5)]
+    >>> works = [outstanding.add(PendingWork(MLP([2, 1]), lambda n=n: n * n)) for n in range(5)]
     >>> outstanding.result(works[3]), [work.done for work in works]       # how long they take is not known yet
     (9, [True, True, True, True, True])
-    >>> works = [outstanding.add(Work(MLP([2, 1]), lambda n=n: n * n)) for n in range(5)]
+    >>> works = [outstanding.add(PendingWork(MLP([2, 1]), lambda n=n: n * n)) for n in range(5)]
     >>> outstanding.result(works[3]), [work.done for work in works]       # too short to be shared
     (9, [False, False, False, True, False])
     >>> outstanding.close()
@@ -316,7 +316,7 @@ class Outstanding:
         self._seconds = seconds  # the simulated cost of a kind of work, by its number of samples
         self._ours = ours  # a strategy of paceline: no rank changes parameters with which others compute
         self._defers: dict[tuple[str, int], bool] = {}
-        self._works: dict[Work, None] = {}
+        self._works: dict[PendingWork, None] = {}
 
     def defers(self, kind: str, size: int) -> bool:
         """Return True if such work is long enough to be noted down: `gradient` or `evaluate`, for so many samples."""
@@ -325,13 +325,13 @@ class Outstanding:
             found = self._defers[kind, size] = self._seconds(kind, size) >= SHORT
         return found
 
-    def add(self, work: Work) -> Work:
+    def add(self, work: PendingWork) -> PendingWork:
         """Note down work that a rank has begun."""
         if (work.in_place and not self._ours) or not self._engine.begin(work):
             self._works[work] = None
         return work
 
-    def result(self, work: Work) -> Any:
+    def result(self, work: PendingWork) -> Any:
         """Return the result of some work, or raise its error; compute it if it is not known, and what else pays."""
         if not work.done and not work.begun:
             if (work.in_place and not self._ours) or self._engine.pays(work, len(self._works)):
@@ -360,7 +360,7 @@ class Threads:
     def __init__(self, most: int, blas_threads: int = 1) -> None:
         self._most, self._blas_threads = most, blas_threads
         self._seconds: dict[tuple[bool, int], float] = {}  # the shortest of each kind
-        self._waiting: SimpleQueue[Iterator[Work] | None] = SimpleQueue()
+        self._waiting: SimpleQueue[Iterator[PendingWork] | None] = SimpleQueue()
         self._done: SimpleQueue[None] = SimpleQueue()
         self._helpers: list[Thread] = []
 
@@ -377,30 +377,30 @@ class Threads:
             return 1
         return int(max(min(self._most, works, seconds / LOCKED, works * seconds / LEAST), 1))
 
-    def begin(self, work: Work) -> bool:
+    def begin(self, work: PendingWork) -> bool:
         """Return False: threads compute what is handed to them together."""
         return False
 
-    def wait(self, work: Work) -> None:
+    def wait(self, work: PendingWork) -> None:
         """Compute this; nothing else is begun."""
         work.compute()
 
-    def recall_seconds(self, work: Work) -> float:
+    def recall_seconds(self, work: PendingWork) -> float:
         """Return how long such work takes at least; inf if that is not known yet."""
         return self._seconds.get(work.kind, inf)
 
-    def note(self, work: Work) -> None:
+    def note(self, work: PendingWork) -> None:
         """Note how long work has taken."""
         if work.seconds < self._seconds.get(work.kind, inf):
             self._seconds[work.kind] = work.seconds
 
-    def pays(self, work: Work, outstanding: int) -> bool:
+    def pays(self, work: PendingWork, outstanding: int) -> bool:
         """Return True if several threads are to compute this and all other outstanding work."""
         if self._most == 1 or not can_run_at_once(work.model):  # a module says so after its first pass
             return False
         return self.count(self._seconds.get(work.kind, inf), outstanding) > 1
 
-    def __call__(self, works: Sequence[Work]) -> None:
+    def __call__(self, works: Sequence[PendingWork]) -> None:
         count = 1
         if self._most > 1 and len(works) > 1 and all(can_run_at_once(work.model) for work in works):
             count = self.count(self._seconds.get(works[0].kind, inf), len(works))
@@ -414,7 +414,7 @@ class Threads:
             for work in works:
                 self.note(work)
 
-    def _share(self, works: Sequence[Work], others: int) -> None:
+    def _share(self, works: Sequence[PendingWork], others: int) -> None:
         """Compute work on this thread and `others`; each takes the next piece when it has finished one."""
         while len(self._helpers) < others:
             helper = Thread(target=self._help, daemon=True)
@@ -537,8 +537,8 @@ class Forked:
         self.processes: list[int] = []
         """The numbers of the processes."""
         self._refused = False
-        self._backlog: deque[Work] = deque()
-        self._begun: dict[int, tuple[Work, int | None]] = {}
+        self._backlog: deque[PendingWork] = deque()
+        self._begun: dict[int, tuple[PendingWork, int | None]] = {}
         self._number = 0
         self._silent = 0
         self._message = memoryview(bytearray(LARGEST))
@@ -546,11 +546,11 @@ class Forked:
 
     # ---- as an engine
 
-    def pays(self, work: Work, outstanding: int) -> bool:
+    def pays(self, work: PendingWork, outstanding: int) -> bool:
         """Return True if several threads are to compute this and all other outstanding work."""
         return self._threads.pays(work, outstanding)
 
-    def __call__(self, works: Sequence[Work]) -> None:
+    def __call__(self, works: Sequence[PendingWork]) -> None:
         """Compute work that was not begun, on threads; begin all but the first if it is worth starting processes."""
         if (
             len(works) > 1
@@ -572,12 +572,12 @@ class Forked:
         if works:
             self._compute(works)
 
-    def _compute(self, works: Sequence[Work]) -> None:
+    def _compute(self, works: Sequence[PendingWork]) -> None:
         start = perf_counter()
         self._threads(works)
         self._spent += perf_counter() - start
 
-    def begin(self, work: Work) -> bool:
+    def begin(self, work: PendingWork) -> bool:
         """Let a process compute a pass as soon as one is free; False if it is to be computed here."""
         if self._at_once and not self._refused:  # before the first gradient is computed here
             self._at_once = False
@@ -592,20 +592,20 @@ class Forked:
         self._send()
         return True
 
-    def _can_send(self, work: Work) -> bool:
+    def _can_send(self, work: PendingWork) -> bool:
         """Return True if another process can compute a pass, and it takes long enough."""
         if self._refused or work.read is None or self._threads.recall_seconds(work) < WORTH_SENDING:
             return False
         return work.step is None or work.step.update is self._update
 
-    def _queue(self, work: Work) -> None:
+    def _queue(self, work: PendingWork) -> None:
         assert work.read is not None
         work.begun = True
         if work.reads is not None:
             work.reads.read_elsewhere(work.read)
         self._backlog.append(work)
 
-    def wait(self, work: Work) -> None:
+    def wait(self, work: PendingWork) -> None:
         """Wait until a pass that was begun is computed."""
         while not work.done:
             if self._refused:
@@ -644,7 +644,7 @@ class Forked:
             backlog.popleft()
             begun[number] = (work, scratch)
 
-    def _place(self, work: Work) -> tuple[int, int, int | None] | None:
+    def _place(self, work: PendingWork) -> tuple[int, int, int | None] | None:
         """Return the numbers of the vectors of a pass, and of the first of two to be released; None if none is free."""
         home = None if work.in_place else self._homes.get(id(work.model))
         if home is not None:
@@ -705,7 +705,7 @@ class Forked:
 
     # ---- what goes wrong
 
-    def _repeat(self, work: Work, why: str) -> None:
+    def _repeat(self, work: PendingWork, why: str) -> None:
         """Compute a pass here that has failed in another process; an error is that of the rank, and processes go on."""
         work.compute()
         if work.error is None:
@@ -726,7 +726,7 @@ class Forked:
 
     # ---- processes
 
-    def start(self, first: Sequence[Work] = ()) -> bool:
+    def start(self, first: Sequence[PendingWork] = ()) -> bool:
         """Start the processes, which begin with the `first` passes; False if that cannot be done, or not yet."""
         values = [leave_trace(model)[0] for model in self._models]
         if any(value != values[0] for value in values):
@@ -790,7 +790,7 @@ class Forked:
         return bool(ended)
 
 
-def _describe(number: int, work: Work, x: int, g: int) -> bytes:
+def _describe(number: int, work: PendingWork, x: int, g: int) -> bytes:
     """Describe a pass to another process."""
     read, batch, model = work.read, work.batch, work.model
     assert read is not None

@@ -19,7 +19,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeGuard, get_args
 
 from paceline import names as registry
-from paceline.collectives import Case, Cost, Nodes, cost, cut, has_cost, length, one_node
+from paceline.collectives import Cost, CostCase, Nodes, cost, cut, has_cost, length, one_node
 from paceline.collectives.auto import choose, name_of
 from paceline.collectives.hierarchical import choose_between_nodes
 from paceline.comm.shared import CACHE_LINE
@@ -571,7 +571,7 @@ def _planned_traffic(load: Load, collective: str, *, calls: int, when: str) -> T
                 each = 0, 0
             elif between:
                 made = choose_between_nodes(n * item, size)
-                each = _total([made.cost(Case(n=n, p=size, r=r, itemsize=item)) for r in range(size)])
+                each = _total([made.cost(CostCase(n=n, p=size, r=r, itemsize=item)) for r in range(size)])
             else:
                 name = _choose(collective, n * item, load)
                 if (found := _count_in_allreduce(name, n, p, item, layout)) is None:
@@ -629,7 +629,7 @@ def _count_in_exchange(name: str, n: int, p: int, item: int, nodes: Nodes) -> tu
     for rank in range(p):
         place, among = nodes.place(rank), nodes.peers(rank)
         if place < len(parts) and parts[place]:
-            case = Case(n=parts[place], p=len(among), r=among.index(rank), itemsize=item)
+            case = CostCase(n=parts[place], p=len(among), r=among.index(rank), itemsize=item)
             found.append(choose_between_nodes(case.n * item, case.p).cost(case))
     return _total(found)
 

@@ -98,7 +98,7 @@ class LocalSgd(OnOwnData):
     def train(self, me: Worker) -> None:
         me.broadcast()  # x the same on every rank
         mean, turns = me.mean(self.allreduce), (me.last_epoch + 1) * me.shares.own_turns
-        current = Round(self, me)
+        current = AveragingRound(self, me)
         for epoch in me.epochs():
             for batch in me.own_batches(epoch):
                 if batch.step < self.warmup:
@@ -115,10 +115,10 @@ class LocalSgd(OnOwnData):
             # In the middle of a round the average is only evaluated; training continues from the ranks' own parameters.
             shown = mean.preview(me.model.x, current.now.moved) if current.now.steps else None
             if me.validate(epoch, shown=shown):
-                current = Round(self, me)  # with zero momentum
+                current = AveragingRound(self, me)  # with zero momentum
 
 
-class Round:
+class AveragingRound:
     """A round from one average to the next: its start, its progress and the outer momentum."""
 
     def __init__(self, options: LocalSgd, me: Worker) -> None:

@@ -329,14 +329,14 @@ class StudyInfo:
     title: str | None
     question: str | None
     target: Goal | None
-    search: Search | None = None
+    search: SearchInfo | None = None
     """Set if its runs are those of a search."""
     going_on: bool = False
     """True if another process is running it, so that more runs are to come."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Search:
+class SearchInfo:
     """A search for the settings that reach a target first: its runs are candidates for one problem."""
 
     draws: int | None
@@ -433,7 +433,7 @@ def _read_values(folder: Path, told: Mapping[str, Any], wrong: list[str]) -> Stu
     return StudyInfo(
         folder=folder,
         target=goal,
-        search=Search(draws=draws) if valid else None,
+        search=SearchInfo(draws=draws) if valid else None,
         going_on=Folder(folder).busy_elsewhere,
         **known,
     )

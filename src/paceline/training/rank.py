@@ -20,7 +20,7 @@ from paceline.collectives import Nodes
 from paceline.comm.clocks import KINDS, common_start
 from paceline.comm.control import Control, agree, broadcast_text, check_same
 from paceline.comm.recording import Recorded
-from paceline.comm.torch_processes import Processes
+from paceline.comm.torch_processes import TorchProcesses
 from paceline.comm.tracing import Events, Tracer, event_limit, gather_events
 from paceline.data import Batches, Dataset, fields_of, has_several
 from paceline.errors import AgreedError, StoppedError, UsageError
@@ -49,7 +49,7 @@ from paceline.strategies import Facts, Load, Strategy
 from paceline.training.job import Components, Job, Train, batch_of, find_built_in
 from paceline.training.progress import Progress
 from paceline.training.resuming import (
-    Death,
+    SurvivedDeath,
     changes_for_record,
     check_fits,
     describe_stop,
@@ -297,7 +297,7 @@ class RankEnvironment(ABC):
         self.clock = clock
         self.time_only = time_only
         self.meter = meter
-        self.deaths: list[Death] = []
+        self.deaths: list[SurvivedDeath] = []
         """The deaths of ranks so far."""
 
     @property
@@ -391,7 +391,7 @@ class RealRank(RankEnvironment):
 
     def _prepare(self, job: Job) -> Components:
         n = self.ranks
-        if job.launcher() == "torch" and n > 1 and not isinstance(self.comm, Processes):
+        if job.launcher() == "torch" and n > 1 and not isinstance(self.comm, TorchProcesses):
             raise UsageError(
                 f"{job.name()} starts its processes itself and cannot use the {n} ranks of an MPI job: "
                 f"run it without mpiexec or srun, and give their number (-n {n}, or ranks={n} of fit)"

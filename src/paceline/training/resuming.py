@@ -340,7 +340,7 @@ NONE = -1
 
 
 @dataclass(frozen=True)
-class Death:
+class SurvivedDeath:
     """The death of some ranks, and what the survivors did."""
 
     ranks: tuple[int, ...]
@@ -372,7 +372,7 @@ def train_surviving(
 ) -> Fitted:
     """Run one rank's part of a job; when other ranks die, go on with those that are left."""
     numbers = list(range(place.ranks))  # of the ranks, at the start of the run
-    deaths: list[Death] = []
+    deaths: list[SurvivedDeath] = []
     me: Worker | None = None
     while True:
         fitted, noticed = None, 0.0
@@ -435,7 +435,7 @@ def is_failure(error: Exception, comm: Any, me: Worker | None = None) -> bool:
 
 
 def recover(
-    place: RankEnvironment, me: Worker, numbers: list[int], deaths: list[Death], noticed: float
+    place: RankEnvironment, me: Worker, numbers: list[int], deaths: list[SurvivedDeath], noticed: float
 ) -> tuple[RankEnvironment, list[int]]:
     """Return the environment of this rank among the survivors, with the state from which it goes on."""
     for table in me.logs.values():
@@ -469,7 +469,7 @@ def recover(
         found.part = place.part or (place.rank, place.ranks)
     found.resumption = Resumption([state], own=0, ranks=divided, turns=turns or ())
     redone = int((rows[:, COUNT] - state["position"]["count"]).max()) if me.keeper.saves == "together" else 0
-    death = Death(
+    death = SurvivedDeath(
         ranks=tuple(numbers[rank] for rank in dead), epoch=epoch, turn=state["position"]["turn"],
         redone=max(0, redone), left=len(alive), noticed=noticed, lost=lost,
     )  # fmt: skip

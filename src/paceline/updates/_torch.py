@@ -37,7 +37,7 @@ ELEMENTWISE = (
 TRIED = 2
 
 
-class Place(NamedTuple):
+class TensorPlace(NamedTuple):
     """A tensor of the user's module and its part of the flat vector."""
 
     tensor: Tensor
@@ -62,7 +62,7 @@ class Entry(NamedTuple):
         return int(np.prod(self.shape or (), dtype=np.int64))
 
 
-class Layout(NamedTuple):
+class StateLayout(NamedTuple):
     """All that an optimizer remembers."""
 
     entries: list[tuple[Entry, ...]]
@@ -105,11 +105,11 @@ class TorchOptimizer:
         self.kind = type(optimizer).__name__
         self.elementwise = type(optimizer) in ELEMENTWISE
         """True if it may be applied to parts of the vector."""
-        self.places = sorted((Place(*place) for place in places), key=lambda place: place.part.start)
+        self.places = sorted((TensorPlace(*place) for place in places), key=lambda place: place.part.start)
         self.size = max((place.part.stop for place in self.places), default=0)
         self.absent: frozenset[int] | None = None
         """The numbers of places that have no gradient in the next step; None: those of tensors that require none."""
-        self._layouts: dict[Any, Layout] = {}
+        self._layouts: dict[Any, StateLayout] = {}
         self.layout(np.dtype(np.float32))  # refuses what cannot be used
 
     def __repr__(self) -> str:
@@ -178,14 +178,14 @@ class TorchOptimizer:
         entries = [entry for of_place in self.layout(dtype).entries for entry in of_place]
         return {entry.name: entry.dtype for entry in entries if entry.shape is None}
 
-    def layout(self, dtype: np.dtype[Any]) -> Layout:
+    def layout(self, dtype: np.dtype[Any]) -> StateLayout:
         """Return what the optimizer remembers of parameters of this type."""
         key = (dtype, *(len(group["params"]) for group in self.optimizer.param_groups))
         if key not in self._layouts:
             self._layouts[key] = self._try_out(torch.from_numpy(np.empty(0, dtype)).dtype)
         return self._layouts[key]
 
-    def _try_out(self, dtype: torch.dtype) -> Layout:
+    def _try_out(self, dtype: torch.dtype) -> StateLayout:
         """Take a step with tensors of zeros, to see what the optimizer remembers."""
         known = {id(place.tensor) for place in self.places}
         for p in (p for group in self.optimizer.param_groups for p in group["params"]):
@@ -232,7 +232,7 @@ class TorchOptimizer:
             () if tensor is None else tuple(self._describe(dict(tried.state.get(tensor, {})), ends))
             for tensor in of_places
         ]
-        return Layout(entries, sorted(group_names))
+        return StateLayout(entries, sorted(group_names))
 
     def _describe(self, memory: dict[str, Any], ends: dict[str, int]) -> Iterator[Entry]:
         for name, value in memory.items():
@@ -249,7 +249,7 @@ class TorchOptimizer:
             ends[name] = start + array.size
             yield Entry(name, None if each else array.shape, array.dtype, kind, start)
 
-    def _take_over(self, state: TorchState, layout: Layout) -> None:
+    def _take_over(self, state: TorchState, layout: StateLayout) -> None:
         """Fill a state with what the user's optimizer remembers of steps that it took itself."""
         for number, (place, entries) in enumerate(zip(self.places, layout.entries, strict=True)):
             memory = self.optimizer.state.get(place.tensor)

@@ -2,9 +2,9 @@
 
 | module | contents |
 |---|---|
-| `worker` | `Worker`: one rank of a run, with its communicator, model, batches, update and record; `Exchange`; `Mean`; |
-| | `Steps`: the part of a Worker that needs no other rank: batches, gradients, steps, their log |
-| `shared` | `SharedX`: parameters that the ranks of a node read and write without locks; `Staleness`: ages of gradients |
+| `worker` | `Worker`: one rank of a run, with its communicator, model, batches, update and record; `TimedExchange`; |
+| | `Mean`; `Steps`: the part of a Worker that needs no other rank: batches, gradients, steps, their log |
+| `shared` | `SharedX`: parameters that the ranks of a node read and write without locks; `AgeCounts`: gradient ages |
 | `checkpoints` | `Keeper`: when a rank saves its state or stops; `Resumption`: the states that it goes on from |
 | `evaluation` | `Score`: the loss and accuracy of a model, on a part of the samples or on all ranks together |
 | `divergence` | `Guard`: detects a loss that has diverged |
@@ -15,11 +15,11 @@ from __future__ import annotations
 from paceline.worker.checkpoints import Kept, Resumption, Saves
 from paceline.worker.divergence import Guard
 from paceline.worker.evaluation import Metrics, Score, check_metrics
-from paceline.worker.shared import SharedX, Staleness
-from paceline.worker.worker import Exchange, Mean, Steps, Worker, apply_update, start_update
+from paceline.worker.shared import AgeCounts, SharedX
+from paceline.worker.worker import Mean, Steps, TimedExchange, Worker, apply_update, start_update
 
 __all__ = [
-    "Exchange",
+    "AgeCounts",
     "Guard",
     "Kept",
     "Mean",
@@ -28,8 +28,8 @@ __all__ = [
     "Saves",
     "Score",
     "SharedX",
-    "Staleness",
     "Steps",
+    "TimedExchange",
     "Worker",
     "apply_update",
     "check_metrics",

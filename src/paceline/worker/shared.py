@@ -39,7 +39,7 @@ class SharedX:
         comm: Any,
         watch: Stopwatch,
         taus: RowLog | None = None,
-        ages: Staleness | None = None,
+        ages: AgeCounts | None = None,
     ) -> None:
         self._watch = watch
         self._own = own = channel(comm)
@@ -64,7 +64,7 @@ class SharedX:
             self.x = vector(self._x, Meter(self._take_time, self._time_only))
         self.taus = RowLog(("tau",)) if taus is None else taus
         """For each update of this rank, the number of updates by others between its read and its write of x."""
-        self.ages = Staleness() if ages is None else ages
+        self.ages = AgeCounts() if ages is None else ages
         """The same, counted."""
         self.overlapping = 0
         """Updates of this rank during which another of its node's ranks wrote x too."""
@@ -153,10 +153,10 @@ class SharedX:
         self._memory.free()
 
 
-class Staleness:
+class AgeCounts:
     """Counts of the gradients that were 0, 1, 2 … updates old when they were applied, without keeping their ages.
 
-    >>> ages = Staleness()
+    >>> ages = AgeCounts()
     >>> ages.add(np.array([0, 1, 1, 4]))
     >>> ages.summary()
     {'mean': 1.5, 'median': 1.0, 'largest': 4, 'histogram': [1, 2, 0, 0, 1]}

@@ -48,7 +48,7 @@ from paceline.worker.checkpoints import (
 )
 from paceline.worker.divergence import Recovery, all_equal
 from paceline.worker.evaluation import Metrics, Score, agree_on_buffers, ratio, score_together
-from paceline.worker.shared import SharedX, Staleness
+from paceline.worker.shared import AgeCounts, SharedX
 
 Array = NDArray[Any]
 WHOLE = slice(None)
@@ -403,7 +403,7 @@ BUCKET = "bucket"
 TYPICAL = 4096
 
 
-class Exchange:
+class TimedExchange:
     """A gradient exchange on the worker's clock; `part` is the slice of the parameters that this rank updates."""
 
     def __init__(self, inner: Any, watch: Stopwatch, meter: Meter | None) -> None:
@@ -817,7 +817,7 @@ class Worker(Steps):
         overlap: bool = False,
         bucket: float = 0,
         compress: str = "none",
-    ) -> Iterator[Exchange]:
+    ) -> Iterator[TimedExchange]:
         """Open the gradient exchange of the named collective; it decides where x and g are stored meanwhile.
 
         `factors`: the strategy uses only the gradient that `reduce` returns, never `model.g`, so that the gradient of a
@@ -856,7 +856,7 @@ class Worker(Steps):
                 rehearse()
         self.watch.restart()
         try:
-            yield Exchange(inner, self.watch, self._meter)
+            yield TimedExchange(inner, self.watch, self._meter)
         except StoppedError:  # on every rank
             inner.close()
             raise
@@ -884,7 +884,7 @@ class Worker(Steps):
     def shared_x(self) -> Iterator[SharedX]:
         """Copy the parameters, the same on every rank, into memory shared by the ranks of a node. Collective."""
         with self.preparation():
-            ages = Staleness()
+            ages = AgeCounts()
             log = self.open_table("staleness", ("tau",), observe=lambda rows: ages.add(rows[:, 0]))
             shared = SharedX(np.asarray(self.model.x), self._off_clock, self.watch, log, ages)
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.diagnosis.case import Cause, Rule
+from paceline.diagnosis.case import Cause, DiagnosisRule
 from paceline.diagnosis.rules import (
     averaging,
     divergence,
@@ -20,7 +20,7 @@ from paceline.diagnosis.rules.scaling import IMPLAUSIBLE, SCALES_WELL, TOO_FEW
 from paceline.diagnosis.rules.waiting import STRAGGLERS, UNEVEN
 
 # The only list of them; of two causes that matter equally, the one listed first comes first.
-RULES: tuple[Rule, ...] = (
+RULES: tuple[DiagnosisRule, ...] = (
     divergence.RULE,
     staleness.RULE,
     averaging.RULE,

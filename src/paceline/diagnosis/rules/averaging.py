@@ -7,7 +7,7 @@ from statistics import fmean
 
 from paceline.diagnosis import advice
 from paceline.diagnosis.advice import join_worthwhile
-from paceline.diagnosis.case import Case, Cause, Rule
+from paceline.diagnosis.case import Case, Cause, DiagnosisRule
 from paceline.text import count
 
 # If averaging costs more than training on parts.
@@ -121,6 +121,6 @@ def _remedies(case: Case, *, by_mean: bool) -> str:
     return join_worthwhile(case, tried, of_accuracy=True)
 
 
-RULE = Rule(
+RULE = DiagnosisRule(
     name="averaging", short="ranks train on too little data each, or are averaged too rarely", find=find
 )

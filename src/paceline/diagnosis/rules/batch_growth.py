@@ -8,7 +8,7 @@ ranks.
 from __future__ import annotations
 
 from paceline.diagnosis import advice
-from paceline.diagnosis.case import Case, Cause, Rule
+from paceline.diagnosis.case import Case, Cause, DiagnosisRule
 from paceline.text import count, duration, times
 
 
@@ -35,7 +35,7 @@ def find_large_batch(case: Case) -> Cause | None:
     )
 
 
-LARGE_BATCH = Rule(
+LARGE_BATCH = DiagnosisRule(
     name="large batch",
     short="the batch grows with the ranks, so there are fewer steps",
     find=find_large_batch,
@@ -72,7 +72,7 @@ def find_grown_batch(case: Case) -> Cause | None:
     return Cause(rule=GROWN_BATCH.name, share=None, words=words, advice=same)
 
 
-GROWN_BATCH = Rule(
+GROWN_BATCH = DiagnosisRule(
     name="grown batch",
     short="part of the speedup comes from the larger batch, not from the ranks",
     find=find_grown_batch,

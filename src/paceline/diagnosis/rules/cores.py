@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from paceline.diagnosis import advice
 from paceline.diagnosis.advice import join_worthwhile
-from paceline.diagnosis.case import Case, Cause, Rule
+from paceline.diagnosis.case import Case, Cause, DiagnosisRule
 from paceline.text import count, times
 
 
@@ -34,7 +34,7 @@ def find_oversubscribed(case: Case) -> Cause | None:
     )
 
 
-OVERSUBSCRIBED = Rule(
+OVERSUBSCRIBED = DiagnosisRule(
     name="oversubscribed cores", short="there are more ranks than cores", find=find_oversubscribed
 )
 
@@ -54,7 +54,7 @@ def find_baseline(case: Case) -> Cause | None:
     )
 
 
-BASELINE = Rule(
+BASELINE = DiagnosisRule(
     name="baseline with many threads",
     short="the serial baseline already uses several cores",
     find=find_baseline,
@@ -78,4 +78,6 @@ def find_threads(case: Case) -> Cause | None:
     return Cause(rule=THREADS.name, share=None, words=words, advice=advised)
 
 
-THREADS = Rule(name="threads are faster", short="threads use the cores better than ranks", find=find_threads)
+THREADS = DiagnosisRule(
+    name="threads are faster", short="threads use the cores better than ranks", find=find_threads
+)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from paceline.diagnosis.case import Case, Cause, Rule, Scale
+from paceline.diagnosis.case import Case, Cause, DiagnosisRule, Scale
 from paceline.diagnosis.rules import staleness
 from paceline.text import count
 
@@ -37,4 +37,4 @@ def _some(scale: Scale) -> str:
     return "" if len(runs) == len(scale.runs) else f"{len(runs)} of {count(len(scale.runs), 'run')}"
 
 
-RULE = Rule(name="divergence", short="training diverged", find=find)
+RULE = DiagnosisRule(name="divergence", short="training diverged", find=find)

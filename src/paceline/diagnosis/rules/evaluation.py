@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from statistics import fmean
 
-from paceline.diagnosis.case import Case, Cause, Rule
+from paceline.diagnosis.case import Case, Cause, DiagnosisRule
 from paceline.text import count, duration, share
 
 PART = 0.5
@@ -27,4 +27,4 @@ def find(case: Case) -> Cause | None:
     return Cause(rule=RULE.name, share=None, words=words, advice=draws)
 
 
-RULE = Rule(name="evaluation", short="evaluation, which is not counted, takes long", find=find)
+RULE = DiagnosisRule(name="evaluation", short="evaluation, which is not counted, takes long", find=find)

@@ -15,7 +15,7 @@ from collections import Counter
 
 from paceline.diagnosis import advice
 from paceline.diagnosis.advice import join_worthwhile
-from paceline.diagnosis.case import Case, Cause, Rule, Scale
+from paceline.diagnosis.case import Case, Cause, DiagnosisRule, Scale
 from paceline.diagnosis.rules import slower_computing
 from paceline.text import count, duration, share
 
@@ -110,7 +110,7 @@ def _larger_batch(case: Case) -> list[str]:
     return [] if setting is None else [setting]
 
 
-MASTER_QUEUE = Rule(
+MASTER_QUEUE = DiagnosisRule(
     name="master queue", short="workers queue at the ranks that hold the parameters", find=find_master_queue
 )
 
@@ -142,6 +142,6 @@ def find_masters_idle(case: Case) -> Cause | None:
     return Cause(rule=MASTERS_IDLE.name, share=idle / ranks, words=words, advice=join_worthwhile(case, tried))
 
 
-MASTERS_IDLE = Rule(
+MASTERS_IDLE = DiagnosisRule(
     name="ranks without work", short="too many of the ranks only hold parameters", find=find_masters_idle
 )

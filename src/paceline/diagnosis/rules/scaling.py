@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paceline.compare.verdict import superlinear
 from paceline.diagnosis import advice
-from paceline.diagnosis.case import Case, Cause, Rule
+from paceline.diagnosis.case import Case, Cause, DiagnosisRule
 from paceline.diagnosis.rules.batch_growth import find_grown_batch
 from paceline.text import count, share, times
 
@@ -47,11 +47,11 @@ def find_implausible(case: Case) -> Cause | None:
     )
 
 
-IMPLAUSIBLE = Rule(
+IMPLAUSIBLE = DiagnosisRule(
     name="implausible speedup", short="the speedup is implausible: measure again", find=find_implausible
 )
 
-SCALES_WELL = Rule(name="scales well", short="it scales well", find=find_scales_well)
+SCALES_WELL = DiagnosisRule(name="scales well", short="it scales well", find=find_scales_well)
 
 
 def find_too_few(case: Case) -> Cause | None:
@@ -84,4 +84,4 @@ def _well(case: Case) -> bool:
     return not slow
 
 
-TOO_FEW = Rule(name="too few runs", short="there are too few runs to tell", find=find_too_few)
+TOO_FEW = DiagnosisRule(name="too few runs", short="there are too few runs to tell", find=find_too_few)

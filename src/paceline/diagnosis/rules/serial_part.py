@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from paceline.diagnosis import advice
 from paceline.diagnosis.advice import join_worthwhile
-from paceline.diagnosis.case import Case, Cause, Rule
+from paceline.diagnosis.case import Case, Cause, DiagnosisRule
 from paceline.diagnosis.rules.slower_computing import alone_seconds, computing_seconds
 from paceline.text import count, duration, share, times
 
@@ -70,4 +70,4 @@ def _update(case: Case) -> float:
     return mine if mine >= WHOLE * whole > 0 else 0.0
 
 
-RULE = Rule(name="serial part", short="part of a step does not shrink with more ranks", find=find)
+RULE = DiagnosisRule(name="serial part", short="part of a step does not shrink with more ranks", find=find)

@@ -10,7 +10,7 @@ from collections import Counter
 from statistics import fmean, median
 
 from paceline.diagnosis.advice import join_worthwhile
-from paceline.diagnosis.case import Case, Cause, Rule
+from paceline.diagnosis.case import Case, Cause, DiagnosisRule
 from paceline.text import amount, count, join, share
 
 # A link is slow if the median of the other hosts' is this many times as fast.
@@ -68,4 +68,4 @@ def _without(case: Case, slow: dict[str, float]) -> str:
     return join_worthwhile(case, [f"-n {sum(kept.values())} --hosts {hosts} (without the slow link)"])
 
 
-RULE = Rule(name="slow link", short="the link of one host is slower than the others'", find=find)
+RULE = DiagnosisRule(name="slow link", short="the link of one host is slower than the others'", find=find)

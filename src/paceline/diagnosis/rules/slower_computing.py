@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from paceline.diagnosis import advice
 from paceline.diagnosis.advice import join_worthwhile
-from paceline.diagnosis.case import Case, Cause, Rule
+from paceline.diagnosis.case import Case, Cause, DiagnosisRule
 from paceline.text import count, duration, share, times
 
 SLOWER = 1.15
@@ -59,4 +59,4 @@ def alone_seconds(case: Case) -> float | None:
     return None if case.alone is None else case.alone.seconds(samples)
 
 
-RULE = Rule(name="slower computing", short="ranks slow each other's computing down", find=find)
+RULE = DiagnosisRule(name="slower computing", short="ranks slow each other's computing down", find=find)

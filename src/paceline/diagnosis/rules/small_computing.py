@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from paceline.diagnosis import advice
 from paceline.diagnosis.advice import EXCHANGE, join_worthwhile, own_changes
-from paceline.diagnosis.case import WIDTH, Case, Cause, Rule
+from paceline.diagnosis.case import WIDTH, Case, Cause, DiagnosisRule
 from paceline.diagnosis.rules import masters, slow_link
 from paceline.text import count, duration, join, share
 
@@ -138,7 +138,7 @@ def _rarer(case: Case, exchange: float) -> list[str]:
     return advice.other_strategies(case, "costly exchange", every, why)
 
 
-RULE = Rule(
+RULE = DiagnosisRule(
     name="small computing",
     title="too little computation per step",
     short="a step computes too little for what it exchanges",

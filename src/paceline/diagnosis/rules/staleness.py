@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paceline.diagnosis import advice
 from paceline.diagnosis.advice import join_worthwhile
-from paceline.diagnosis.case import Case, Cause, Rule
+from paceline.diagnosis.case import Case, Cause, DiagnosisRule
 from paceline.text import count, share
 
 # Updates that a gradient is late on average.
@@ -44,4 +44,4 @@ def remedies(case: Case, *, dropped: bool = False) -> str:
     return join_worthwhile(case, tried, of_accuracy=True)
 
 
-RULE = Rule(name="staleness", short="gradients are too old", find=find)
+RULE = DiagnosisRule(name="staleness", short="gradients are too old", find=find)

@@ -11,7 +11,7 @@ import numpy as np
 
 from paceline.diagnosis import advice
 from paceline.diagnosis.advice import join_worthwhile
-from paceline.diagnosis.case import Case, Cause, Rule
+from paceline.diagnosis.case import Case, Cause, DiagnosisRule
 from paceline.text import count, duration, join, share
 
 # Waiting for this part of a step is worth naming.
@@ -108,7 +108,7 @@ def _at_the_end(case: Case) -> float:
     return max(0.0, 1 - free / fixed) if fixed > 0 else 0.0
 
 
-STRAGGLERS = Rule(name="stragglers", short="ranks wait for slower ones", find=find_stragglers)
+STRAGGLERS = DiagnosisRule(name="stragglers", short="ranks wait for slower ones", find=find_stragglers)
 
 
 # The largest piece is this many times the mean one.
@@ -140,4 +140,6 @@ def find_uneven(case: Case) -> Cause | None:
     return Cause(rule=UNEVEN.name, share=part, words=words, advice=even)
 
 
-UNEVEN = Rule(name="uneven pieces", short="batches do not divide evenly among the ranks", find=find_uneven)
+UNEVEN = DiagnosisRule(
+    name="uneven pieces", short="batches do not divide evenly among the ranks", find=find_uneven
+)

@@ -51,14 +51,14 @@ from paceline.strategies.parameter_server._master import (
 )
 from paceline.strategies.parameter_server._pieces import (
     EVENTS,
-    Events,
+    EventCounts,
     Piece,
     check_placement,
     digest,
     place,
     record_events,
 )
-from paceline.strategies.parameter_server._saved import NAME, Memory, Saved, Survival
+from paceline.strategies.parameter_server._saved import NAME, Saved, Survival, WorkerMemory
 from paceline.strategies.parameter_server.rules import check_rule, is_optimizer, make_rule
 from paceline.updates.sgd import Sgd
 
@@ -218,7 +218,7 @@ class ParameterServer(Strategy):
         workers, steps = me.size - masters, (me.steps_per_epoch, me.steps)
         pieces = place(me.model.layers, masters, self.placement)
         saved = Saved.of(me)
-        events = Events()
+        events = EventCounts()
         log = me.open_table("updates", EVENTS, observe=events.add)
         master, chief = None, None
         if me.rank == 0:
@@ -231,7 +231,7 @@ class ParameterServer(Strategy):
             if saved is not None:
                 saved.restore(master)
             me.before_saving(lambda: keep(me, master))
-        memory = Memory() if saved is None else Memory(saved.dealt, saved.first_loss)
+        memory = WorkerMemory() if saved is None else WorkerMemory(saved.dealt, saved.first_loss)
         me.when_ranks_die(Survival(me, pieces, memory, master))
         with me.preparation():
             comm = me.comm.Dup()
@@ -288,7 +288,7 @@ def work(
     masters: int,
     first: int | None,
     last: Sequence[float],
-    memory: Memory,
+    memory: WorkerMemory,
 ) -> int:
     """Run a worker: compute, send, receive and repeat until master 0 has no more batches for it.
 

@@ -16,7 +16,7 @@ from paceline.errors import UsageError
 from paceline.record import RowLog, Table
 from paceline.strategies.parameter_server.rules import Arrival, Rule
 from paceline.updates import start_update
-from paceline.worker import Staleness
+from paceline.worker import AgeCounts
 
 if TYPE_CHECKING:
     from paceline.updates import Update
@@ -433,7 +433,7 @@ def _nearest(marks: Mapping[int, Array], mark: int) -> Array:
 # ---- the record of all masters
 
 
-class Events:
+class EventCounts:
     """The events of a master, counted: for each piece the staleness of its updates, their gaps, and gradients dropped."""
 
     def __init__(self) -> None:
@@ -476,7 +476,7 @@ class _Counted:
     """The events of one piece; `gaps` is their sum and their number."""
 
     def __init__(self) -> None:
-        self.ages, self.dropped, self.gaps = Staleness(), 0, np.zeros(2)
+        self.ages, self.dropped, self.gaps = AgeCounts(), 0, np.zeros(2)
 
     def add(self, other: _Counted) -> None:
         """Add the events of another piece."""
@@ -490,7 +490,7 @@ class _Counted:
 
 
 def record_events(
-    me: Worker, pieces: list[Piece], events: Events, *, arrived: int, acknowledged: int, before: int
+    me: Worker, pieces: list[Piece], events: EventCounts, *, arrived: int, acknowledged: int, before: int
 ) -> None:
     """Gather the events of every master, record them, and summarize staleness in words. Collective.
 

@@ -130,7 +130,7 @@ class Saved:
 
 
 @dataclass
-class Memory:
+class WorkerMemory:
     """What a worker remembers in case that masters die."""
 
     before: Array | None = None
@@ -153,7 +153,7 @@ class Survival:
 
     me: Worker
     pieces: Sequence[Piece]
-    memory: Memory
+    memory: WorkerMemory
     master: Master | None
 
     def __call__(self, comm: Any, alive: Sequence[int], state: State, run: Path | None) -> str:
