@@ -20,7 +20,7 @@ ANSWER: dict[str, Any] = {
     "way": [[8, 45e-6], [65000, 6e-4]],
     "rate": {"one": 1.17e8, "all": 1.18e8},
 }
-NETWORK = "1gbe:latency=3e-05s,bandwidth=11700000.0B/s,ranks-per-node=4"
+NETWORK = "1gbe:latency=30us,bandwidth=11.7MB/s,ranks-per-node=4"
 
 
 def test_one_host_has_no_network() -> None:

@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 
 from paceline.cli import main
+from paceline.compare.rows import describe_simulation
 from paceline.record import Run
 from paceline.report import document_of
 from paceline.report.document import Document, Text
 from paceline.report.pdf import Pages
 from paceline.study.folder import Context, FailedCell
-from tests.report.conftest import copy_run, rewrite, table
+from tests.report.conftest import copy_run, make_runs, rewrite, table
 
 LATE = "it exceeded the study's timeout of 2 s"
 
@@ -74,6 +75,13 @@ def test_what_was_simulated_is_told(runs: list[Run]) -> None:
     (line,) = [line for line in said(page) if "failed" in line]
     assert "sync, 4 ranks (simulated: 1gbe): " in line
     assert "sync, 4 ranks (simulated: 10gbe): " in line
+
+
+@pytest.mark.parametrize("stream", ["1.25GB/s", "1250000000.0B/s"])
+def test_a_simulated_network_is_told_as_people_write_it(runs: list[Run], tmp_path: Path, stream: str) -> None:
+    (run,) = make_runs(runs, tmp_path, ("serial", 1, 2.0, 0.9))
+    rewrite(run.folder / "config.json", simulated={"network": f"10gbe:stream={stream}", "compute": True})
+    assert describe_simulation(Run(run.folder)) == "10gbe:stream=1.25GB/s"
 
 
 # ---- files that are damaged

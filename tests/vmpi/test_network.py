@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from paceline import vmpi
 from paceline.errors import UsageError
@@ -335,6 +337,29 @@ def test_spelling_comes_back(text: str) -> None:
     assert load_network(str(load_network(text))) == load_network(text)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "10gbe:latency=20us,bandwidth=10Gbit/s,overhead=500ns,stream=1.25GB/s,eager-limit=8KiB",
+        "10gbe:latency=0,bandwidth=117MB/s,copy-bandwidth=inf,eager-limit=65kB,oversubscription=2,nodes-per-switch=4",
+        "infiniband:bandwidth=25Gbit/s,eager-limit=65441B",
+    ],
+)
+def test_spelling_is_what_people_write(text: str) -> None:
+    network = load_network(text)
+    assert {*str(network).partition(":")[2].split(",")} == {*text.partition(":")[2].split(",")}
+
+
+@given(
+    seconds=st.floats(0, 86_400, allow_subnormal=False),
+    rate=st.floats(1, 1e18),
+    limit=st.integers(0, 1 << 60),
+)
+def test_every_value_is_read_back_to_the_last_bit(seconds: float, rate: float, limit: int) -> None:
+    network = replace(presets()["10gbe"], latency=seconds, stream=rate, eager_limit=limit)
+    assert parse_network(str(network)) == network
+
+
 def test_units() -> None:
     network = load_network("10gbe:latency=20us,bandwidth=25Gbit/s,overhead=500ns,eager-limit=8KiB,jitter=0.1")
     assert (network.latency, network.bandwidth) == (20e-6, 3.125e9)
@@ -363,6 +388,7 @@ def test_units() -> None:
         ),
         ("10gbe:bandwidth=-1Gbit/s", "bandwidth of 10gbe must be above 0; got -1Gbit/s"),
         ("10gbe:eager-limit=-1KiB", "eager-limit of 10gbe must be at least 0; got -1KiB"),
+        ("10gbe:eager-limit=infMB", "eager-limit of 10gbe must be finite; got infMB"),
         (
             "loopback:bandwidth=1Gbit/s",
             "bandwidth of loopback is that between nodes, and all ranks are on one node",
@@ -590,7 +616,7 @@ def test_bad_topology(text: str, message: str) -> None:
 def test_every_network_can_be_written_down_and_read_again() -> None:
     for name, preset in presets().items():
         # Nothing connects several nodes of a network for one.
-        rate = "bandwidth=2.0B/s," if preset.ranks_per_node is None else ""
+        rate = "bandwidth=2GB/s," if preset.ranks_per_node is None else ""
         for text in (name, f"{name}:{rate}ranks-per-node=2,cards=2,nodes-per-switch=4,library=nccl"):
             assert str(load_network(text)) == text
             assert load_network(str(load_network(text))) == load_network(text)

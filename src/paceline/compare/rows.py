@@ -17,6 +17,7 @@ from typing import Any
 from paceline.compare.metric import ACCURACY, LOSS, Metric, metric_named, names_in, read_last, read_test
 from paceline.compare.staleness import RowStaleness, staleness_of
 from paceline.compare.theory import facts_of
+from paceline.errors import UsageError
 from paceline.record import Run
 from paceline.record.environment import node_of
 from paceline.strategies import Facts
@@ -343,7 +344,7 @@ def describe_simulation(run: Run) -> str:
     told = run.simulated
     if told is None:
         return ""
-    words = [str(told["network"])]
+    words = [_spell_network(str(told["network"]))]
     words += [f"slow {told['slow']}"] if told.get("slow") else []
     measured = (told.get("costs") or {}).get("spread")
     words += [f"jitter {told['jitter']:g}"] if told.get("jitter") not in (None, 0, measured) else []
@@ -351,6 +352,16 @@ def describe_simulation(run: Run) -> str:
     words += ["rendezvous"] if told.get("rendezvous") else []
     words += [] if told.get("compute", True) else [TIME_ONLY]
     return ", ".join(words)
+
+
+def _spell_network(written: str) -> str:
+    """Return a network as it is spelled today; unchanged if it is the file of a machine."""
+    from paceline.vmpi import parse_network
+
+    try:
+        return str(parse_network(written))
+    except UsageError:
+        return written
 
 
 def rows_of(runs: Sequence[Run]) -> list[Row]:

@@ -205,7 +205,7 @@ def network_of(answer: dict[str, Any]) -> Network:
     >>> network_of(answer).latency, network_of(answer).stream
     (3.3e-05, 118000000.0)
     >>> print(network_of(answer))
-    1gbe:latency=3.3e-05s,overhead=6e-06s,bandwidth=118000000.0B/s,copy-bandwidth=4060000000.0B/s,stream=118000000.0B/s,eager-limit=65000,ranks-per-node=4
+    1gbe:latency=33us,overhead=6us,bandwidth=118MB/s,copy-bandwidth=4060MB/s,stream=118MB/s,eager-limit=65kB,ranks-per-node=4
     """
     (small, own), (large, longer) = answer["send"]
     one, every = answer["rate"]["one"], answer["rate"]["all"]

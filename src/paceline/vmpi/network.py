@@ -424,10 +424,32 @@ def _add_dashes(name: str) -> str:
 
 
 def _format_option(name: str, value: Any) -> str:
-    units = UNITS[name][0] if name in UNITS else None
-    unit = "s" if units is TIMES else "B/s" if units is RATES else ""
-    none = "all" if name == "ranks_per_node" else "none"
-    return none if value is None else f"{value}{unit}"
+    """Format the value of an option as people write it: in the unit that makes it short, and reading back exactly."""
+    if value is None:
+        return "all" if name == "ranks_per_node" else "none"
+    if name not in UNITS or value in (0, math.inf):
+        return _format_number(value)
+    units, example = UNITS[name]
+    spellings = []
+    for place, unit in enumerate(units):
+        number = float(f"{value * units[unit] if units is TIMES else value / units[unit]:.15g}")
+        if _convert(number, units, unit) == value:
+            written = f"{_format_number(number)}{unit}"
+            unusual = number < 1, len(written), number >= 1000, unit != example.lstrip("0123456789"), place
+            spellings.append((unusual, written))
+    plain = next(unit for unit, factor in units.items() if factor == 1)
+    return min(spellings)[1] if spellings else f"{value!r}{plain}"
+
+
+def _format_number(value: float) -> str:
+    return str(value).removesuffix(".0")
+
+
+def _convert(number: float, units: dict[str, Any], unit: str) -> Any:
+    """Return a number of a unit in seconds, bytes per second, or whole bytes."""
+    if units is SIZES:
+        return int(number * units[unit])
+    return number / units[unit] if units is TIMES else number * units[unit]
 
 
 def parse_network(text: str, load_node: Callable[[str], Node | Network] | None = None) -> Network:
@@ -439,7 +461,7 @@ def parse_network(text: str, load_node: Callable[[str], Node | Network] | None =
     >>> parse_network("10gbe:latency=20us,ranks-per-node=4").latency
     2e-05
     >>> str(parse_network("infiniband:bandwidth=400Gbit/s"))
-    'infiniband:bandwidth=50000000000.0B/s'
+    'infiniband:bandwidth=50GB/s'
     >>> parse_network("10gbe:latency=20")
     Traceback (most recent call last):
     paceline.errors.UsageError: latency of 10gbe must have a unit, such as 20us; got '20'; choose one of ns, us, ms, s
@@ -584,15 +606,14 @@ def _parse_value(name: str, field: str, text: str) -> Any:
             f"choose one of {', '.join(units)}"
         ) from None
     if units is SIZES:
-        if number < 0:
-            raise UsageError(f"{what} must be at least 0; got {text}")
-        return int(number * units[unit or "B"])
+        if not 0 <= number < math.inf:
+            raise UsageError(f"{what} must be {'at least 0' if number < 0 else 'finite'}; got {text}")
+        return _convert(number, units, unit or "B")
     if not unit and number not in (0.0, math.inf):
         raise UsageError(
             f"{what} must have a unit, such as {example}; got {text!r}; choose one of {', '.join(units)}"
         )
-    scale = units.get(unit, 1.0)
-    value = number / scale if units is TIMES else number * scale
+    value = _convert(number, units, unit) if unit else number
     (_check_time if units is TIMES else _check_rate)(what, value, text)
     return value
 
