@@ -30,12 +30,13 @@ class Buffers(nn.Module):
         return self.head(h) + self.short.sum() + self.table.sum()
 
 
-def test_floating_buffers_are_one_vector() -> None:
+def test_buffers_are_one_vector() -> None:
     model = TorchModel(Buffers())
     flat = flat_buffers(model)
     assert flat.dtype == np.float64
     assert flat.flags.c_contiguous
-    assert flat.tolist() == [0, 3, 1, 4, 2, 5, 1.5, 2.5, 0.1, 1, 2, 3, -4]
+    assert flat[:13].tolist() == [0, 3, 1, 4, 2, 5, 1.5, 2.5, 0.1, 1, 2, 3, -4]
+    assert flat[13:].tobytes() == bytes([3, *[0] * 7, 1, 0, *[0] * 6])  # the count and the flags
     flat[:] += 1
     assert flat_buffers(model)[0] == 0  # a copy
 
@@ -43,11 +44,12 @@ def test_floating_buffers_are_one_vector() -> None:
 def test_a_vector_becomes_the_buffers() -> None:
     model = TorchModel(Buffers())
     before = dict(model.buffers)
-    put_flat_buffers(model, np.arange(20, 46, dtype=np.float32)[::2])
+    others = np.frombuffer(np.int64(-7).tobytes() + bytes([0, 1, *[0] * 6]))
+    put_flat_buffers(model, np.concatenate([np.arange(20, 46, dtype=np.float32)[::2], others]))
     assert model.buffers["table"].tolist() == [[20, 22], [24, 26], [28, 30]]
     assert model.buffers["wide"] == 36
     assert model.buffers["turns"].tolist() == [[38 + 40j], [42 + 44j]]
-    assert (model.buffers["count"], model.buffers["flags"].tolist()) == (3, [True, False])
+    assert (model.buffers["count"], model.buffers["flags"].tolist()) == (-7, [False, True])
     assert all(model.buffers[name] is array for name, array in before.items())
     assert model.module.table.tolist() == [[20, 22], [24, 26], [28, 30]]
     assert model.module.turns[1, 0].item() == 42 + 44j
@@ -62,11 +64,24 @@ def test_there_and_back(name: str) -> None:
         model.gradient(data)
     put_flat_buffers(other, flat_buffers(model))
     for key, value in model.buffers.items():
-        if value.dtype.kind in "fc":
-            np.testing.assert_array_equal(other.buffers[key], value)
+        np.testing.assert_array_equal(other.buffers[key], value)
     assert flat_buffers(model).size == (
-        10 if name in ("batch-norm", "lazy") else 39 if name == "frozen" else 0
+        11 if name in ("batch-norm", "lazy") else 39 if name == "frozen" else 0
     )
+
+
+def test_of_several_models_numbers_are_averaged_and_counters_are_the_firsts() -> None:
+    models = [make_model("batch-norm", seed=seed) for seed in range(3)]
+    for passes, model in enumerate(models[:2], 3):
+        for _ in range(passes):
+            model.gradient(vectors())
+    first, second, mean = (model.buffers for model in models)
+    put_flat_buffers(models[2], np.stack([flat_buffers(model) for model in models[:2]]))
+    (counter,) = [key for key in mean if key.endswith("num_batches_tracked")]
+    assert (first[counter], second[counter], mean[counter]) == (3, 4, 3)
+    for key in mean.keys() - {counter}:
+        expected = (first[key].astype(np.float64) + second[key]) / 2
+        np.testing.assert_array_equal(mean[key], expected.astype(mean[key].dtype))
 
 
 def test_statistics_reach_the_prediction() -> None:

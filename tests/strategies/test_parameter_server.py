@@ -47,6 +47,7 @@ def test_torch_models(tmp_path: Path) -> None:
     assert all(rank == normed[0] for rank in normed)
     assert normed[0]["accuracy"] > 0.8
     assert np.ptp(normed[0]["buffers"]["2.running_var"]) > 0
+    assert normed[0]["buffers"]["2.num_batches_tracked"][0] > 6  # those of a worker, in 6 epochs
 
 
 ARRIVING = [
@@ -274,7 +275,9 @@ def test_options_are_checked_at_once(options: dict[str, Any], words: str) -> Non
 
 
 def test_what_would_do_nothing_or_harm_is_refused() -> None:
-    with pytest.raises(UsageError, match="rule=dana has its own momentum: --update must be sgd; got adam"):
+    with pytest.raises(
+        UsageError, match="rule=dana has its own momentum: it cannot be combined with --update adam"
+    ):
         ParameterServer(rule="dana").check_update("adam")
     with pytest.raises(UsageError, match="masters is given twice"):
         spec.parse("strategies", "parameter-server:masters=1,masters=2")

@@ -302,9 +302,9 @@ def put_state(model: Model, state: Mapping[str, Array]) -> None:
 
 
 def flat_buffers(model: Model) -> Array:
-    """Return a copy of all real and complex numbers in the buffers (BatchNorm's statistics) as one float64 vector.
+    """Return a copy of all buffers (BatchNorm's statistics) as one float64 vector.
 
-    Integers, such as counters, are left out: their mean has no meaning.
+    The real and complex numbers come first, then the bytes of all others, such as counters.
 
     >>> from paceline.models.mlp import MLP
     >>> net = MLP([2, 3, 1], standardise=True)
@@ -314,24 +314,47 @@ def flat_buffers(model: Model) -> Array:
     >>> net.buffers["std"]
     array([2., 4.], dtype=float32)
     """
-    parts = [np.empty(0)]
-    for buffer in model.buffers.values():
-        if buffer.dtype.kind in FLOATING:
-            parts.append(buffer.astype(FLOATING[buffer.dtype.kind]).ravel().view(np.float64))
-    return np.concatenate(parts)
+    floating, others = _kinds_of_buffers(model)
+    parts = [
+        np.empty(0),
+        *(each.astype(FLOATING[each.dtype.kind]).ravel().view(np.float64) for each in floating),
+    ]
+    content = b"".join(each.tobytes() for each in others)
+    return np.concatenate([*parts, np.frombuffer(content + bytes(-len(content) % 8))])
 
 
 def put_flat_buffers(model: Model, values: Array) -> None:
-    """Copy a vector returned by `flat_buffers` into the buffers of a model of the same shape."""
-    floating = [buffer for buffer in model.buffers.values() if buffer.dtype.kind in FLOATING]
-    sizes = [buffer.size * (2 if buffer.dtype.kind == "c" else 1) for buffer in floating]
-    if values.shape != (sum(sizes),):
-        raise ValueError(f"the model's buffers hold {sum(sizes)} numbers; got the shape {values.shape}")
+    """Copy a vector returned by `flat_buffers`, or the mean of several, into the buffers of a model of the same shape.
+
+    Integers are those of the first vector: a mean of counters has no meaning.
+    """
+    floating, others = _kinds_of_buffers(model)
+    rows = np.atleast_2d(values)
+    count = sum(each.size * (2 if each.dtype.kind == "c" else 1) for each in floating)
+    room = -(-sum(each.nbytes for each in others) // 8)
+    if values.ndim not in (1, 2) or not len(rows) or rows.shape[1] != count + room:
+        raise ValueError(f"the model's buffers hold {count + room} numbers; got the shape {values.shape}")
+    content = np.array(rows[0, count:], np.float64).tobytes()
+    means = rows[:, :count].mean(axis=0, dtype=np.float64)
     start = 0
-    for buffer, size in zip(floating, sizes, strict=True):
-        part = np.ascontiguousarray(values[start : start + size], np.float64)
-        buffer[...] = part.view(FLOATING[buffer.dtype.kind]).reshape(buffer.shape)
-        start += size
+    for buffer in floating:
+        kind = FLOATING[buffer.dtype.kind]
+        part = means[start : start + buffer.size * np.dtype(kind).itemsize // 8]
+        buffer[...] = part.view(kind).reshape(buffer.shape)
+        start += part.size
+    start = 0
+    for buffer in others:
+        buffer[...] = np.frombuffer(content, buffer.dtype, buffer.size, start).reshape(buffer.shape)
+        start += buffer.nbytes
+
+
+def _kinds_of_buffers(model: Model) -> tuple[list[Array], list[Array]]:
+    """Return the buffers of real and complex numbers, and all others."""
+    every = model.buffers.values()
+    return (
+        [each for each in every if each.dtype.kind in FLOATING],
+        [each for each in every if each.dtype.kind not in FLOATING],
+    )
 
 
 # ---- models from specs, modules, and pairs of module and loss

@@ -304,7 +304,7 @@ class Load:
     itemsize: int = 4
     """Bytes per parameter."""
     buffers: int = 0
-    """The number of values in the model's floating-point buffers."""
+    """The number of values in the model's buffers; those that are no floating-point numbers are packed into eight bytes."""
     steps: int = 0
     """Batches in the whole run."""
     turns: int = 0

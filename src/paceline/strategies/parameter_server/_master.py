@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 # Tags; the gradients and the values of a piece have PIECES + its number.
 HEADER, NEXT, ORDERS, PIECES = range(4)
 # Places in the header with which a worker announces a gradient, or (step -1) that it leaves: floats of 64 bits.
-# To master 0 the model's floating buffers follow.
+# To master 0 the model's buffers follow.
 STEP, COUNT, FACTOR, LAST_STEP, LAST_LOSS, LAST_COUNT, BUFFERS = range(7)
 # Instead of the next batch: there is none; save a checkpoint (lower numbers: and stop because of signal SAVE - number).
 NONE, SAVE = -1, -2
@@ -953,9 +953,9 @@ class Chief:
         self.put(self._parts[epoch])
 
     def put_buffers(self) -> None:
-        """Average the workers' buffers (BatchNorm's statistics) into `me.model`."""
+        """Average the workers' buffers (BatchNorm's statistics) into `me.model`; integers are the first worker's."""
         if self._buffers.size and self._heard.any():
-            put_flat_buffers(self.me.model, self._buffers[self._heard].mean(axis=0))
+            put_flat_buffers(self.me.model, self._buffers[self._heard])
 
     def _report(self) -> None:
         """Report the epochs whose model has been evaluated and whose losses are all known."""
