@@ -1168,6 +1168,12 @@ with paceline.session(sys.argv[1], runs=None) as ranks:
             "a batch of 30 is more than the 20 training samples that each of 2 ranks has for itself",
         ),
         (
+            "parameter-server:rule=adaptive",
+            1.0,
+            "rule=adaptive makes the whole step itself: the optimizer SGD(lr=1) would have no effect; "
+            "choose another rule",
+        ),
+        (
             "sync",
             2.0,
             "every rank must be given the same run; rank 0 has update=SGD(lr=1), rank 1 update=SGD(lr=2)",

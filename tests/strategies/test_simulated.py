@@ -150,7 +150,7 @@ def test_serial_with_a_rule_goes_on_bit_for_bit(tmp_path: Path) -> None:
         ("gap-aware", "sgd", "rule=gap-aware does nothing without staleness"),
         ("wishful", "sgd", "unknown rule 'wishful'; choose one of adaptive"),
         ("adaptive", "adam", "rule=adaptive makes the whole step itself: --update adam would have no effect"),
-        ("dana", "momentum", "rule=dana has its own momentum: --update must be sgd; got momentum"),
+        ("dana", "momentum", "rule=dana has its own momentum: it cannot be combined with --update momentum"),
     ],
 )
 def test_a_rule_that_serial_cannot_use_is_refused(rule: str, update: str, words: str) -> None:

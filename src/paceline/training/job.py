@@ -162,12 +162,19 @@ class Job:
         )
 
     def _check_update(self, strategy: Strategy, *, elementwise: bool) -> None:
-        strategy.check_update(self.config.update, elementwise=elementwise)
+        update = self.config.update
+        option, own = f"--update {update}", self.update is not None or self.optimizer is not None
+        try:
+            strategy.check_update(update, elementwise=elementwise)
+        except UsageError as error:
+            raise UsageError(
+                str(error).replace(option, f"the optimizer {update}" if own else option)
+            ) from None
         if self.config.clip is not None:
             try:
-                strategy.check_update(self.config.update, elementwise=False)
+                strategy.check_update(update, elementwise=False)
             except UsageError as error:
-                raise UsageError(str(error).replace(f"--update {self.config.update}", "--clip")) from None
+                raise UsageError(str(error).replace(option, "--clip")) from None
 
     def _check_unsaved(self, ranks: int) -> None:
         """Refuse settings that need the states of ranks, for a strategy that does not say how they are saved."""

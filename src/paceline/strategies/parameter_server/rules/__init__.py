@@ -103,11 +103,12 @@ def check_rule(text: str, update: str) -> None:
     """Raise a UsageError for an update that a rule leaves nothing to do, or that does the same as the rule."""
     rule = make_rule(text)
     if getattr(rule, "own_momentum", False) and update.partition(":")[0] != "sgd":
-        raise UsageError(f"rule={text} has its own momentum: --update must be sgd; got {update}")
+        raise UsageError(
+            f"rule={text} has its own momentum: it cannot be combined with --update {update}; choose another rule"
+        )
     if getattr(rule, "whole_step", False) and update != "sgd":
         raise UsageError(
-            f"rule={text} makes the whole step itself: --update {update} would have no effect; "
-            f"leave it out, or choose another rule"
+            f"rule={text} makes the whole step itself: --update {update} would have no effect; choose another rule"
         )
 
 
