@@ -16,7 +16,7 @@ from paceline.comm.control import Control
 from paceline.record import STEP_COLUMNS, Outage, RowLog, Spool, Table, gather_rows
 from paceline.record.rows import unpack_rows
 from paceline.record.writing import write_table
-from paceline.training.rank import common_rows, excess, measure_waiting
+from paceline.training.rank import common_rows, measure_waiting, sum_excess
 from paceline.vmpi.program import run
 
 COLUMNS = ("step", "loss", "count")
@@ -261,4 +261,4 @@ def test_waiting_is_the_excess_over_the_last_to_arrive(most: int | None) -> None
     found, *others = run(partial(waited, rows=rows, most=most), ranks=ranks).values
     assert others == [[], []]  # only rank 0 has memory for every rank
     spent = np.array([[1.0 + (rank + number) % ranks for number in range(rows)] for rank in range(ranks)])
-    assert found == pytest.approx(excess(spent).tolist(), rel=0.05 if most else 1e-12)
+    assert found == pytest.approx(sum_excess(spent).tolist(), rel=0.05 if most else 1e-12)

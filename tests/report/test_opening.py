@@ -15,7 +15,7 @@ import pytest
 from paceline.cli import main
 from paceline.commands import train
 from paceline.compare.rows import rows_of
-from paceline.compare.verdict import implausible, standing, verdict
+from paceline.compare.verdict import describe_failure, is_implausible, verdict
 from paceline.diagnosis import diagnose
 from paceline.figures import Bars, Lines, Points, svg
 from paceline.record import Run, find_runs
@@ -246,7 +246,7 @@ def test_rows_are_compared_on_the_seeds_that_they_share(runs: list[Run], tmp_pat
         runs, tmp_path, SERIAL, ("serial", 1, 4.0, 0.99, 1), ("sync", 2, 2.5, 0.95), ("gossip", 2, 2.0, 0.93)
     )
     rows = rows_of(found)
-    assert {row.strategy: standing(row, rows) for row in rows} == {
+    assert {row.strategy: describe_failure(row, rows) for row in rows} == {
         "serial": "", "sync": "", "gossip": "learned less",
     }  # fmt: skip
 
@@ -510,7 +510,7 @@ def test_a_speedup_that_ranks_cannot_give_is_called_implausible_by_all(
 ) -> None:
     found = make_runs(runs, tmp_path, SERIAL, ("sync", 2, 1.6, 0.95))
     rows = rows_of(found)
-    assert [implausible(row, rows) for row in rows] == [False, True]
+    assert [is_implausible(row, rows) for row in rows] == [False, True]
     assert "(implausible: more than 2 ranks can give)" in verdict(rows)[0]
     (diagnosed,) = diagnose(found)
     assert diagnosed.causes[0].rule == "implausible speedup"
@@ -524,9 +524,9 @@ def test_a_speedup_that_ranks_cannot_give_is_called_implausible_by_all(
     # Runs whose spread explains it are not, nor is what caches could give.
     for more in (("serial", 1, 3.0, 0.95, 1), ("sync", 2, 2.1, 0.95, 1)):
         rows = rows_of([*found, *make_runs(runs, tmp_path, more)])
-        assert not any(implausible(row, rows) for row in rows)
+        assert not any(is_implausible(row, rows) for row in rows)
     rows = rows_of(make_runs(runs, tmp_path, SERIAL, ("sync", 2, 1.9, 0.95)))
-    assert not any(implausible(row, rows) for row in rows)
+    assert not any(is_implausible(row, rows) for row in rows)
 
 
 def test_tables_have_intervals_over_the_runs(runs: list[Run], tmp_path: Path) -> None:

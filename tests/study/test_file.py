@@ -11,7 +11,7 @@ from paceline.config import Config
 from paceline.errors import UsageError
 from paceline.launch import usable_cores
 from paceline.simulate.options import Options
-from paceline.study.cells import Cell, read_request, varying, with_baselines
+from paceline.study.cells import Cell, add_baselines, find_varying, read_request
 from paceline.study.file import BadStudyError, mistakes, ranks_of, read
 from paceline.study.run import command
 from paceline.training.job import Job
@@ -283,7 +283,7 @@ def test_a_setting_that_equals_its_default_makes_no_other_cell(tmp_path: Path, o
         "serial, seed 0", "serial, seed 1", "sync on 2 ranks, seed 0", "sync on 2 ranks, seed 1",
     ]  # fmt: skip
     others = parts.replace("sync", "gossip", 1)
-    assert varying(read(write(tmp_path, settings + others)).cells("mpi")) == ()
+    assert find_varying(read(write(tmp_path, settings + others)).cells("mpi")) == ()
 
 
 def test_simulated_ranks_have_one_thread_unless_given() -> None:
@@ -315,7 +315,7 @@ def test_the_order_goes_round(tmp_path: Path) -> None:
 
 def test_baselines() -> None:
     def baselines(*cells: Cell) -> list[Cell]:
-        return [cell for cell in with_baselines(cells) if cell.config.strategy == "serial"]
+        return [cell for cell in add_baselines(cells) if cell.config.strategy == "serial"]
 
     both = [Cell(config=Config(batch=batch, seed=7), ranks=2) for batch in (10, 20)]
     assert [(cell.config.batch, cell.config.threads, cell.config.seed, cell.ranks) for cell in baselines(*both)] == [
@@ -337,30 +337,28 @@ def test_every_optimizer_has_a_baseline() -> None:
         "parameter-server:rule=clip:norm=2",
     ]  # fmt: skip
     cells = [Cell(config=Config(strategy=strategy), ranks=4) for strategy in strategies]
-    added = with_baselines(cells)[: -len(cells)]
+    added = add_baselines(cells)[: -len(cells)]
     names = ["serial", "serial:rule=adaptive", "serial:rule=clip:norm=2"]
     assert [(cell.config.strategy, cell.config.threads, cell.ranks) for cell in added] == [
         (n, 1, 1) for n in names
     ]
     assert not any("-n" in command(cell, Path("runs"), "x") for cell in added)
     adam = Cell(config=Config(strategy="parameter-server", update="adam"), ranks=4)
-    assert [cell.config.strategy for cell in with_baselines([adam])] == ["serial", "parameter-server"]
+    assert [cell.config.strategy for cell in add_baselines([adam])] == ["serial", "parameter-server"]
     own = Cell(config=Config(strategy="serial:rule=adaptive", threads=3), ranks=1)
-    assert [str(cell) for cell in with_baselines([cells[1], own])] == [
+    assert [str(cell) for cell in add_baselines([cells[1], own])] == [
         "serial, seed 0", "parameter-server on 4 ranks, seed 0", "serial:rule=adaptive on 3 threads, seed 0",
     ]  # fmt: skip
 
 
 def test_one_process_with_all_threads_is_a_baseline_too() -> None:
     both = [Cell(config=Config(batch=batch), ranks=ranks) for batch in (10, 20) for ranks in (2, 4)]
-    found = [
-        (cell.config.batch, cell.config.threads) for cell in with_baselines(both, cores=8) if cell.serial
-    ]
+    found = [(cell.config.batch, cell.config.threads) for cell in add_baselines(both, cores=8) if cell.serial]
     assert found == [(10, 1), (20, 1), (10, 8), (20, 8)]
     alone = Cell(config=Config(strategy="serial"), ranks=1)  # has all of them, unless told otherwise
-    assert with_baselines([alone, Cell(config=Config(), ranks=2)], cores=8)[0] is alone
+    assert add_baselines([alone, Cell(config=Config(), ranks=2)], cores=8)[0] is alone
     simulated = Cell(config=Config(), ranks=4, options=Options())
-    assert [cell.config.threads for cell in with_baselines([simulated], cores=8)] == [1, None]
+    assert [cell.config.threads for cell in add_baselines([simulated], cores=8)] == [1, None]
 
 
 def test_threads_divide_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

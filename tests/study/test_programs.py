@@ -14,7 +14,7 @@ from paceline.cli import main
 from paceline.compare.rows import rows_of
 from paceline.record import find_runs, script_digest
 from paceline.report.contents import command_of
-from paceline.study.cells import read_request, spell_cell, varying
+from paceline.study.cells import find_varying, read_request, spell_cell
 from paceline.study.file import BadStudyError, mistakes, read
 from paceline.study.run import command
 from tests.study.studies import records, run_study, write
@@ -94,7 +94,7 @@ def test_arguments_are_words_a_text_or_an_axis(folder: Path) -> None:
         assert cell.program is not None
         assert cell.program.arguments == ("--seed", "1", "--name", "a b")
     cells = read(write(folder, text.replace("GIVEN", '[["--lr", 1], ["--lr", 2], []]'))).cells("sim")
-    assert sorted(spell_cell(cell, varying(cells)) for cell in cells if not cell.serial) == [
+    assert sorted(spell_cell(cell, find_varying(cells)) for cell in cells if not cell.serial) == [
         f"sync on 2 ranks simulated on loopback, seed 0; {words}"
         for words in ("--lr 1", "--lr 2", "no arguments")
     ]

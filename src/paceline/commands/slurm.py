@@ -112,7 +112,7 @@ def script_of(args: argparse.Namespace) -> str:
         words,
         find() if on_ranks and batch.most_ranks > 1 else None,
         resumes=words[0] in RESUMED,
-        again=_without(words, "--epochs") if words[0] == "resume" else None,
+        again=_remove_option(words, "--epochs") if words[0] == "resume" else None,
         run_name=words[0] == "train" and given.name is None,
         made_by=shlex.join(command()).replace("\n", " "),
     )
@@ -150,10 +150,10 @@ def _settings(of: type[Any], given: argparse.Namespace) -> Any:
     return of(**{setting.name: getattr(given, setting.name) for setting in fields(of)})
 
 
-def _without(words: Sequence[str], option: str) -> list[str]:
+def _remove_option(words: Sequence[str], option: str) -> list[str]:
     """Return a command without an option and its value.
 
-    >>> _without(["resume", "runs/a", "--epochs", "5", "--quiet"], "--epochs")
+    >>> _remove_option(["resume", "runs/a", "--epochs", "5", "--quiet"], "--epochs")
     ['resume', 'runs/a', '--quiet']
     """
     kept: list[str] = []

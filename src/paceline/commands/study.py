@@ -219,9 +219,9 @@ def _list(folder: Folder, cells: list[Cell], spell: Callable[[Cell], str], retry
 
 def _speller(cells: Sequence[Cell]) -> Callable[[Cell], str]:
     """Return a function that describes a cell by the settings in which cells differ, with * if ranks share cores."""
-    from paceline.study.cells import spell_cell, varying
+    from paceline.study.cells import find_varying, spell_cell
 
-    names = varying(cells)
+    names = find_varying(cells)
     return lambda cell: spell_cell(cell, names) + (" *" if _is_crowded(cell) else "")
 
 

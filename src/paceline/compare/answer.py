@@ -13,18 +13,18 @@ from pathlib import Path
 from statistics import fmean
 
 from paceline.compare.metric import ACCURACY, Goal, Metric, read_last
-from paceline.compare.noise import Timing, as_fast, simplest, with_noise
-from paceline.compare.rows import Row, choose_metric, guessing, label, simulated_on
+from paceline.compare.noise import Timing, is_as_fast, simplest, with_noise
+from paceline.compare.rows import Row, choose_metric, is_guessing, label, simulated_on
 from paceline.compare.verdict import (
-    guesses,
-    implausible,
+    describe_failure,
+    describe_guessing,
+    is_implausible,
+    is_superlinear,
     optimizers,
     quality,
     reference,
     select_real,
     select_simulated,
-    standing,
-    superlinear,
 )
 from paceline.record import Run
 from paceline.record.environment import cores_were_shared
@@ -99,7 +99,7 @@ def target_of(rows: Sequence[Row], given: Goal | None, words: str = "as asked fo
         if not row.diverged
         and (best := _best(row, metric)) is not None
         and not row.guessed
-        and not (metric == ACCURACY and guessing(metric.relax(best), row.chance))
+        and not (metric == ACCURACY and is_guessing(metric.relax(best), row.chance))
     }
     serial = [best for row, best in known.items() if row.strategy == "serial"]
     best = metric.best(serial or known.values())
@@ -204,7 +204,7 @@ def _answer(rows: Sequence[Row], target: Target | None, *, going_on: bool) -> Re
             sentence=f"Nothing can be recommended: {only if every else 'every row has runs that diverged'}."
         )
     if all(row.guessed for row in whole) and (target is None or whole[0].setting is None):
-        return Recommendation(sentence=f"{guesses(whole[0]).capitalize()}.")
+        return Recommendation(sentence=f"{describe_guessing(whole[0]).capitalize()}.")
     several = [row for row in rows if not row.alone] or list(rows)
     if len(rows) > 1 and all(row.alone for row in rows):
         return Recommendation(
@@ -219,7 +219,7 @@ def _answer(rows: Sequence[Row], target: Target | None, *, going_on: bool) -> Re
         return _describe_unreached(several, target, going_on=going_on)
     reached = len(when)
     if not target.asked:  # then it is only a measure of being as good as serial
-        when = [found for found in when if standing(found.row, rows) != "learned less"] or when
+        when = [found for found in when if describe_failure(found.row, rows) != "learned less"] or when
     when.sort(key=lambda found: (_mean(found), found.row.train_seconds))
     return _first(when, several, target, others=reached > len(when))
 
@@ -283,7 +283,7 @@ def _first(when: Sequence[Reached], rows: Sequence[Row], target: Target, *, othe
     """
     times = with_noise({one.row: Timing(seconds=one.seconds) for one in when})
     fastest = when[0].row
-    alike = [one for one in when if one is when[0] or as_fast(times[fastest], times[one.row])]
+    alike = [one for one in when if one is when[0] or is_as_fast(times[fastest], times[one.row])]
     serial = next((one for one in when if one.row.serial), None)
     chosen = fastest
     if fastest.setting is not None:  # candidates of a search: as the search itself chooses
@@ -312,7 +312,7 @@ def _first(when: Sequence[Reached], rows: Sequence[Row], target: Target, *, othe
             sentence += noise
         elif other is not None:
             among = "" if other is beaten[0] else "on several ranks, "
-            worse = ", but it learns less" if standing(other.row, rows) == "learned less" else ""
+            worse = ", but it learns less" if describe_failure(other.row, rows) == "learned less" else ""
             sentence += f"; {among}closest is {name(other.row)}, after {time_span(_mean(other))}{worse}"
         elif all(one.serial for one in rows):
             sentence += "; nothing was tried on more than one rank"
@@ -343,8 +343,8 @@ def _against_serial(first: Reached, serial: Reached | None, rows: Sequence[Row],
     gain = _mean(serial) / _mean(first)
     spelled = ratio(gain)
     spelled = spelled.rstrip("0").rstrip(".") if "." in spelled else spelled
-    why = wrong if implausible(first.row, rows) else ""
-    if not why and superlinear(gain, first.row.ranks * first.row.threads):
+    why = wrong if is_implausible(first.row, rows) else ""
+    if not why and is_superlinear(gain, first.row.ranks * first.row.threads):
         needed = [_epochs(one, target) for one in (first, serial)]
         epochs = f"{needed[0]:.2g} {'epoch' if needed[0] == 1 else 'epochs'}"
         why = f", in {epochs} instead of {needed[1]:.2g}" if needed[0] < needed[1] else ""
@@ -363,7 +363,7 @@ def _epochs(found: Reached, target: Target) -> float:
 def _say_learns_less(row: Row, rows: Sequence[Row]) -> str:
     """Say that a row ends worse than serial, although it reached the target."""
     than = reference(rows, row.optimizer)
-    if standing(row, rows) != "learned less" or than is None or than is row:
+    if describe_failure(row, rows) != "learned less" or than is None or than is row:
         return ""
     who = name(row) if row.serial else "it"
     return f"; but {who} learns less: it ends at {quality(row)}, {name(than)} at {quality(than)}"

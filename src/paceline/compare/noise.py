@@ -170,27 +170,27 @@ def differ(first: Timing, second: Timing) -> bool:
     return ratio is not None and not ratio[0] <= 1 <= ratio[1]
 
 
-def within_noise(first: Timing, second: Timing) -> bool:
+def is_within_noise(first: Timing, second: Timing) -> bool:
     """Return True if the noise is known and explains their difference.
 
-    >>> within_noise(Timing(seconds=(1.0, 1.2)), Timing(seconds=(1.1, 1.3)))
+    >>> is_within_noise(Timing(seconds=(1.0, 1.2)), Timing(seconds=(1.1, 1.3)))
     True
-    >>> within_noise(Timing(seconds=(1.0,)), Timing(seconds=(1.1,)))
+    >>> is_within_noise(Timing(seconds=(1.0,)), Timing(seconds=(1.1,)))
     False
     """
     ratio = first.times_as_fast(second)
     return ratio is not None and ratio[0] <= 1 <= ratio[1]
 
 
-def as_fast(first: Timing, second: Timing) -> bool:
+def is_as_fast(first: Timing, second: Timing) -> bool:
     """Return True if the difference does not count: it is within the noise or, if that is unknown, less than a tenth.
 
-    >>> as_fast(Timing(seconds=(1.0,)), Timing(seconds=(1.05,))), as_fast(Timing(seconds=(1.0,)), Timing(seconds=(1.2,)))
-    (True, False)
+    >>> [is_as_fast(Timing(seconds=(1.0,)), Timing(seconds=(other,))) for other in (1.05, 1.2)]
+    [True, False]
     """
     if first.times_as_fast(second) is None:
         return max(first.mean, second.mean) < SINGLE * min(first.mean, second.mean)
-    return within_noise(first, second)
+    return is_within_noise(first, second)
 
 
 def simplest(found: Mapping[T, Timing], best: T, effort: Callable[[T], Any]) -> T:

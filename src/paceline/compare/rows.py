@@ -255,7 +255,7 @@ class Row:
         """True if no run diverged or was stopped early, and yet the test accuracy is that of guessing."""
         if self.accuracy is None or self.diverged or self.metric != ACCURACY or self.grows:
             return False
-        return guessing(self.accuracy, self.chance)
+        return is_guessing(self.accuracy, self.chance)
 
     @property
     def timed_only(self) -> bool:
@@ -293,10 +293,10 @@ def simulated_on(row: Row) -> str:
     return f"Simulated on {row.simulated}" if row.one_simulation else "Simulated"
 
 
-def guessing(accuracy: float, chance: float | None) -> bool:
+def is_guessing(accuracy: float, chance: float | None) -> bool:
     """Return True if an accuracy is no better than guessing.
 
-    >>> guessing(0.11, 0.1), guessing(0.13, 0.1), guessing(0.013, 0.01), guessing(0.5, None)
+    >>> is_guessing(0.11, 0.1), is_guessing(0.13, 0.1), is_guessing(0.013, 0.01), is_guessing(0.5, None)
     (True, False, False, False)
     """
     return chance is not None and accuracy < chance + min(LUCK, PART * chance)

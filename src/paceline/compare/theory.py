@@ -61,7 +61,7 @@ def epochs_of(run: Run) -> float:
     return passes_of(run.config, run.summary)
 
 
-def grows(run: Run) -> bool:
+def work_grows(run: Run) -> bool:
     """Return True if the work between two exchanges grows with the ranks: weak scaling.
 
     That is so where ranks share a batch of a fixed number of samples per rank, and where all come to an average with

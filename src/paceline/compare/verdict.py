@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from paceline.compare.metric import LOSS
-from paceline.compare.noise import WITHIN, Timing, with_noise, within_noise
+from paceline.compare.noise import WITHIN, Timing, is_within_noise, with_noise
 from paceline.compare.rows import Row, label, simulated_on
 from paceline.text import count, ratio, seconds
 
@@ -30,7 +30,7 @@ def reference(rows: Sequence[Row], optimizer: str = "") -> Row | None:
     return min(own or plain or whole, key=_error, default=None)
 
 
-def as_good(row: Row, than: Row | None) -> bool:
+def is_as_good(row: Row, than: Row | None) -> bool:
     """Return True if a row has learned something and is within a point of the other's accuracy, or a tenth of its score.
 
     If some seeds are missing on one side, the others count: seeds may differ by more than that. A row with only time
@@ -57,12 +57,12 @@ def best(rows: Sequence[Row]) -> Row | None:
     good = [
         row
         for row in rows
-        if not row.alone and all(as_good(row, reference(rows, kind)) for kind in {row.optimizer, ""})
+        if not row.alone and all(is_as_good(row, reference(rows, kind)) for kind in {row.optimizer, ""})
     ]
     return min(good, key=_seconds, default=None)
 
 
-def standing(row: Row, rows: Sequence[Row]) -> str:
+def describe_failure(row: Row, rows: Sequence[Row]) -> str:
     """Return in a word or two why a row is no success, whatever its time; empty if nothing is wrong with it.
 
     `rows`: all rows of the problem. Candidates of a search are trained for as long as it takes to reach a target, so where
@@ -77,21 +77,21 @@ def standing(row: Row, rows: Sequence[Row]) -> str:
     alike = [one for one in rows if bool(one.simulated) == bool(row.simulated)]
     if not any(one.serial for one in alike):
         alike += [one for one in rows if one.serial]
-    if not all(as_good(row, reference(alike, kind)) for kind in {row.optimizer, ""}):
+    if not all(is_as_good(row, reference(alike, kind)) for kind in {row.optimizer, ""}):
         return "learned less"
     return "oversubscribed" if row.oversubscribed else ""
 
 
-def superlinear(speedup: float, cores: int) -> bool:
+def is_superlinear(speedup: float, cores: int) -> bool:
     """Return True if a speedup is implausible: more than so many cores can give.
 
-    >>> superlinear(2.5, cores=2), superlinear(2.1, cores=2)
+    >>> is_superlinear(2.5, cores=2), is_superlinear(2.1, cores=2)
     (True, False)
     """
     return speedup > SUPERLINEAR * cores
 
 
-def implausible(row: Row, rows: Sequence[Row]) -> bool:
+def is_implausible(row: Row, rows: Sequence[Row]) -> bool:
     """Return True if even the slowest of a row's runs is faster than its cores can make it.
 
     Then its times or serial's are wrong: something else was running. Larger batches than serial's explain it as well.
@@ -102,7 +102,7 @@ def implausible(row: Row, rows: Sequence[Row]) -> bool:
     serial = fastest_serial(select_real(rows))
     if serial is not None and row.batch > serial.batch:
         return False
-    return superlinear(row.speedup_range[0], row.ranks * row.threads)
+    return is_superlinear(row.speedup_range[0], row.ranks * row.threads)
 
 
 def _implausible(row: Row) -> str:
@@ -177,11 +177,13 @@ def _difference(rows: Sequence[Row], groups: Mapping[str, Sequence[Row]]) -> str
         if serial:
             than = reference(own, kind) or serial[0]
             how = "applies that rule without staleness" if named else f"makes its steps by the rule {kind}"
-            parts.append(f"{label(than)}, {how} and ends {_got(than)}{_slower_than_plain(than, groups)}")
+            parts.append(
+                f"{label(than)}, {how} and ends {_describe_end(than)}{_slower_than_plain(than, groups)}"
+            )
         elif who:
             missing.append(kind)
     plain = reference(groups.get("", ()))
-    other = f", with which serial ends {_got(plain)}" if plain is not None and plain.serial else ""
+    other = f", with which serial ends {_describe_end(plain)}" if plain is not None and plain.serial else ""
     if any(row.serial and row.guessed for row in groups.get("", ())):
         other = ", with which serial learned nothing"
     said = f"the optimizer differs: {'; '.join(parts)}; the update of the others is {update}{other}"
@@ -205,7 +207,7 @@ def _capital(sentence: str, rows: Sequence[Row]) -> str:
     return sentence if named else sentence[:1].upper() + sentence[1:]
 
 
-def guesses(row: Row) -> str:
+def describe_guessing(row: Row) -> str:
     """Describe a row that learned nothing."""
     return f"nothing learned: accuracy is that of guessing ({100 * (row.chance or 0.0):.3g} %)"
 
@@ -214,7 +216,7 @@ def _verdict(rows: Sequence[Row]) -> str:
     than = reference(rows, next((row.optimizer for row in rows if not row.serial), rows[0].optimizer))
     others = [row for row in rows if not row.serial and not row.alone]
     if than is None and any(row.guessed for row in rows):
-        return f"{guesses(next(row for row in rows if row.guessed))}{_list_diverged(rows)}."
+        return f"{describe_guessing(next(row for row in rows if row.guessed))}{_list_diverged(rows)}."
     if than is None:
         return f"every {'run' if len(rows) == 1 else 'strategy tried'} diverged."
     if not others:
@@ -222,10 +224,11 @@ def _verdict(rows: Sequence[Row]) -> str:
         if _alone(rows) or len([row for row in rows if row.serial]) > 1:
             nothing = "nothing was tried on more than one rank"
         return f"{_label_with_time(best(rows) or than)}{_threads(rows)}; {nothing}{_list_diverged(rows)}."
-    good = [row for row in others if as_good(row, than)]
+    good = [row for row in others if is_as_good(row, than)]
     if not good:
         nearest = min(others, key=_error)
-        return f"nothing was as good as {_name(than)}, {quality(than)}; closest was {label(nearest)}, {_got(nearest)}."
+        closest = f"{label(nearest)}, {_describe_end(nearest)}"
+        return f"nothing was as good as {_name(than)}, {quality(than)}; closest was {closest}."
     nearest = min(good, key=_seconds)
     worse = [row for row in others if not row.diverged and row not in good]
     fastest = min(
@@ -236,7 +239,7 @@ def _verdict(rows: Sequence[Row]) -> str:
         key=_seconds,
     )
     faster = sorted((row for row in worse if _seconds(row) < _seconds(fastest)), key=_seconds)
-    said = f"{_bought(nearest, than, rows, faster)}{_beside(faster)}{_most(good, nearest, than)}"
+    said = f"{_bought(nearest, than, rows, faster)}{_list_faster(faster)}{_list_slower(good, nearest, than)}"
     threads = "" if said.startswith(THREADS_WIN) or nearest.against_threads is not None else _threads(rows)
     return f"{said}{threads}{_list_diverged(rows)}."
 
@@ -253,7 +256,7 @@ def _bought(nearest: Row, than: Row, rows: Sequence[Row], faster: Sequence[Row])
     gain = serial.train_seconds / nearest.train_seconds
     if gain <= 1:
         what = "nothing as good" if faster else "nothing"
-        speed = f"at {gain:.2f} times its speed{_aside(nearest, rows)}"
+        speed = f"at {gain:.2f} times its speed{_explain_doubts(nearest, rows)}"
         if serial.threads > nearest.threads:
             alone = (
                 f"one process with {count(serial.threads, 'thread')} takes {seconds(serial.train_seconds)} s"
@@ -268,7 +271,7 @@ def _bought(nearest: Row, than: Row, rows: Sequence[Row], faster: Sequence[Row])
     if nearest.against_threads is not None:
         fewest, most = (pick(row.threads for row in rows if row.serial) for pick in (min, max))
         of += f" with {count(fewest, 'thread')} and {ratio(nearest.against_threads)} times as fast as with {most}"
-    return f"{said}, is {of}{_aside(nearest, rows)}{at}"
+    return f"{said}, is {of}{_explain_doubts(nearest, rows)}{at}"
 
 
 def _threads(rows: Sequence[Row]) -> str:
@@ -294,7 +297,7 @@ def _alone(rows: Sequence[Row]) -> bool:
     return any(row.alone for row in rows)
 
 
-def _aside(row: Row, rows: Sequence[Row]) -> str:
+def _explain_doubts(row: Row, rows: Sequence[Row]) -> str:
     """Explain in brackets why its time is hard to compare with serial's: batches, a wide spread, an implausible gain."""
     serial = fastest_serial(rows)
     if serial is None:
@@ -302,7 +305,7 @@ def _aside(row: Row, rows: Sequence[Row]) -> str:
     said = [] if row.batch == serial.batch else [f"with batches of {row.batch}, serial's are {serial.batch}"]
     if _is_noise(row, serial, rows):
         said.append(WITHIN)
-    if implausible(row, rows):
+    if is_implausible(row, rows):
         said.append(f"implausible: more than {count(row.ranks, 'rank')} can give")
     return f" ({'; '.join(said)})" if said else ""
 
@@ -311,7 +314,7 @@ def _is_noise(one: Row, other: Row, rows: Sequence[Row]) -> bool:
     """Return True if the difference between the training times of two rows is within the noise of all rows."""
     whole = [row for row in rows if not row.diverged]
     times = with_noise({row: Timing(seconds=row.seconds) for row in {*whole, one, other}})
-    return within_noise(times[one], times[other])
+    return is_within_noise(times[one], times[other])
 
 
 def fastest_serial(rows: Sequence[Row]) -> Row | None:
@@ -335,13 +338,13 @@ def batches(rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def _beside(faster: Sequence[Row]) -> str:
+def _list_faster(faster: Sequence[Row]) -> str:
     """List what is faster than the fastest good row."""
-    named = [f"{label(row)}, {_got(row)}" for row in faster]
+    named = [f"{label(row)}, {_describe_end(row)}" for row in faster]
     return f"; faster, but worse: {'; '.join(named[:NAMED])}{_more(named[NAMED:])}" if named else ""
 
 
-def _most(good: Sequence[Row], nearest: Row, than: Row) -> str:
+def _list_slower(good: Sequence[Row], nearest: Row, than: Row) -> str:
     """List what is clearly better than serial, but slower."""
     most, metric = min(good, key=_error), than.metric
     if most is nearest or most.score is None or than.score is None:
@@ -361,8 +364,8 @@ def notes(rows: Sequence[Row]) -> list[str]:
     """Return notes on single rows: why some diverged, which learned nothing or are too fast, whose batches are larger."""
     said = [f"{label(row)}, {divergence(row)}: {row.diverged[0]}" for row in rows if row.diverged]
     lost = [row for row in rows if row.guessed]
-    said += [f"{'; '.join(map(label, lost))}: {guesses(lost[0])}"] if lost else []
-    said += [_implausible(row) for row in rows if implausible(row, rows)]
+    said += [f"{'; '.join(map(label, lost))}: {describe_guessing(lost[0])}"] if lost else []
+    said += [_implausible(row) for row in rows if is_implausible(row, rows)]
     return said + batches(rows)
 
 
@@ -393,7 +396,7 @@ def quality(row: Row) -> str:
     return "" if row.loss is None else LOSS.describe(row.loss, row.where)
 
 
-def _got(row: Row) -> str:
+def _describe_end(row: Row) -> str:
     """Format a row's accuracy for the end of a sentence."""
     if row.diverged:
         return divergence(row)

@@ -152,12 +152,12 @@ def present_batch(case: Case) -> int:
 # ---- averages
 
 
-def rarer(case: Case, exchange: float) -> tuple[int, float] | None:
+def find_interval(case: Case, exchange: float) -> tuple[int, float] | None:
     """Return the interval that reduces exchanges to a fraction EXCHANGE of the time, and the fraction reached.
 
-    The interval is limited by `most_apart`; None if it is less than two steps.
+    The interval is limited by `find_longest_interval`; None if it is less than two steps.
     """
-    timing, most = case.at.timing, most_apart(case)
+    timing, most = case.at.timing, find_longest_interval(case)
     alone = timing.update + case.computing.seconds(present_batch(case))
     needed = exchange * (1 / EXCHANGE - 1) / alone if alone > 0 else 1.0
     known = [number for number in EVERY if number <= most]
@@ -165,7 +165,7 @@ def rarer(case: Case, exchange: float) -> tuple[int, float] | None:
     return None if every is None else (every, exchange / every / (alone + exchange / every))
 
 
-def most_apart(case: Case) -> int:
+def find_longest_interval(case: Case) -> int:
     """Return the longest interval that leaves AVERAGES averages; 0 if averaging was found to learn less.
 
     A strategy that averages only once, at the end, says nothing about those that average on the way.
@@ -202,17 +202,17 @@ def fewer_ranks(case: Case) -> int | None:
     if tried and max(tried) > 1:
         return max(tried) if tried[max(tried)] < case.at.seconds else None
     half = range(max(2, case.at.ranks // 2), case.at.ranks)
-    return next((number for number in half if possible(case, number)), None)
+    return next((number for number in half if can_use(case, number)), None)
 
 
-def fewer_good(case: Case, than: int) -> int | None:
+def fewer_good_ranks(case: Case, than: int) -> int | None:
     """Return the largest smaller number of ranks that learned as much as serial, or half; None if there is none."""
     good = [s.ranks for s in case.scales if 1 < s.ranks < than and not s.diverged and case.loss(s) is None]
     half = max(good, default=max(2, than // 2))
-    return half if half < than and possible(case, half) else None
+    return half if half < than and can_use(case, half) else None
 
 
-def possible(case: Case, number: int) -> bool:
+def can_use(case: Case, number: int) -> bool:
     """Return True if the strategy can use this many ranks."""
     pieces = case.config.get("reproducible")
     if pieces and number > 0 and pieces % number:
@@ -232,7 +232,9 @@ def possible(case: Case, number: int) -> bool:
 
 def join_worthwhile(case: Case, tried: Iterable[str], *, of_accuracy: bool = False) -> str:
     """Join the advice that is worth trying; `of_accuracy`: its aim is accuracy, not speed."""
-    return ", or ".join(dict.fromkeys(each for each in tried if worth(case, each, of_accuracy=of_accuracy)))
+    return ", or ".join(
+        dict.fromkeys(each for each in tried if is_worth_trying(case, each, of_accuracy=of_accuracy))
+    )
 
 
 def settings_in(advice: str) -> dict[str, str]:
@@ -245,7 +247,7 @@ def settings_in(advice: str) -> dict[str, str]:
     return {name.lstrip("-"): value for name, value in zip(words[::2], words[1::2], strict=False)}
 
 
-def worth(case: Case, advice: str, *, of_accuracy: bool = False) -> bool:
+def is_worth_trying(case: Case, advice: str, *, of_accuracy: bool = False) -> bool:
     """Return True if it is valid, can run, and has not been measured to be no better."""
     given = settings_in(advice)
     number = int(given.get("n", case.at.ranks))
@@ -282,10 +284,10 @@ def _is_accepted(case: Case, given: dict[str, str], number: int) -> bool:
     if not stays_reproducible(case.config, given | {"n": str(number)}):
         return False
     if "strategy" not in given:
-        return possible(case, number)
+        return can_use(case, number)
     strategy = find_built_in(given["strategy"])
     if strategy is None:  # the user's own, with other options
-        return possible(case, number)
+        return can_use(case, number)
     batch, samples = given.get("batch", case.config.get("batch")), case.config.get("samples")
     try:
         strategy.check(number)

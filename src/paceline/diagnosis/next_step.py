@@ -23,9 +23,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from paceline.compare.noise import Timing, differ, with_noise, within_noise
+from paceline.compare.noise import Timing, differ, is_within_noise, with_noise
 from paceline.compare.rows import Row, describe_simulation, is_serial, problem_of, rows_of, ways_of
-from paceline.compare.verdict import best, standing
+from paceline.compare.verdict import best, describe_failure
 from paceline.config import Config
 from paceline.diagnosis.advice import present_batch, settings_in, stays_reproducible
 from paceline.diagnosis.case import WIDTH, Case, cases_of, place_at, place_of
@@ -62,16 +62,16 @@ KINDS: dict[str, type] = {
 
 def next_step(run: Run) -> str:
     """Return the command to try after a complete run and, as a comment, why; or why there is nothing to try."""
-    alike = [*_beside(run), run]
+    alike = [*_find_runs_beside(run), run]
     rows = rows_of(alike)
     row = _row_of(run, rows)
-    if (better := _faster(row, alike)) is not None:
+    if (better := _find_faster(row, alike)) is not None:
         member = better.members[0]
         how = "simulated" if better.simulated else "measured"
         gain = row.train_seconds / better.train_seconds
         said = f"did not diverge, {how}"
         if not row.diverged:
-            said = f"{gain:.2g} times as fast, {how}{_doubt(better, row, rows)}"
+            said = f"{gain:.2g} times as fast, {how}{_describe_doubt(better, row, rows)}"
         return _spell_command(member, {}, said + _other_optimizer(run.config, member.config))
     serial = is_serial(
         str(run.config["strategy"])
@@ -96,7 +96,7 @@ def _row_of(run: Run, rows: Sequence[Row]) -> Row:
     return next(row for row in rows if any(member.folder == run.folder for member in row.members))
 
 
-def _beside(run: Run) -> list[Run]:
+def _find_runs_beside(run: Run) -> list[Run]:
     """Return the latest complete runs of the same problem in the folder that holds a run."""
     folders = [path.parent for path in run.folder.parent.glob("*/summary.json") if path.parent != run.folder]
     found: list[Run] = []
@@ -113,7 +113,7 @@ def _beside(run: Run) -> list[Run]:
     return found
 
 
-def _faster(row: Row, alike: Sequence[Run]) -> Row | None:
+def _find_faster(row: Row, alike: Sequence[Run]) -> Row | None:
     """Return the fastest row like this one, real or simulated, that learned as much, if it is clearly faster."""
     kind = row.simulated
     found = best(
@@ -126,12 +126,12 @@ def _faster(row: Row, alike: Sequence[Run]) -> Row | None:
     return found if slower and not same else None
 
 
-def _doubt(better: Row, row: Row, rows: Sequence[Row]) -> str:
+def _describe_doubt(better: Row, row: Row, rows: Sequence[Row]) -> str:
     """Say why the difference between the measured times of two rows may be chance; empty if it is not."""
     if better.simulated:
         return ""
     times = with_noise({one: Timing(seconds=one.seconds) for one in {*rows, better, row}})
-    if within_noise(times[better], times[row]):
+    if is_within_noise(times[better], times[row]):
         return ", but within the noise: more seeds could tell"
     return "" if differ(times[better], times[row]) else " with one run each: it may be chance"
 
@@ -273,7 +273,7 @@ def _after_serial(run: Run, alike: Sequence[Run]) -> str:
         )
     most = _most_ranks(most, pieces)
     numbers = sorted({*(1 << power for power in range(1, most.bit_length())), most} - {1})
-    gains = [(*found, number) for number in numbers if (found := _gain(run, number)) is not None]
+    gains = [(*found, number) for number in numbers if (found := _predict_gain(run, number)) is not None]
     if not gains:
         return f"{STAY}: a batch of {run.summary['global_batch']} cannot be divided"
     gain, known, ranks = max(gains)
@@ -301,7 +301,7 @@ def _describe_slower(other: Run, run: Run, alike: Sequence[Run]) -> str:
     rows = rows_of(alike)
     ours, theirs = _row_of(run, rows), _row_of(other, rows)
     what = f"the run on {count(int(other.config['ranks']), 'rank')}"
-    wrong = standing(theirs, rows)
+    wrong = describe_failure(theirs, rows)
     if wrong:
         return f"{what} {'had more ranks than cores' if wrong == 'oversubscribed' else wrong}"
     gain = _spell_gain(ours.train_seconds / theirs.train_seconds)
@@ -363,7 +363,7 @@ def _other_optimizer(before: Mapping[str, Any], after: Mapping[str, Any]) -> str
     return f"; the optimizer changes: {new} instead of {old}"
 
 
-def _gain(run: Run, ranks: int) -> tuple[float, bool] | None:
+def _predict_gain(run: Run, ranks: int) -> tuple[float, bool] | None:
     """Return the predicted speedup of sync, and True if it is known how long fewer samples take; None: unknown."""
     timing = timing_of([run], together=True, served=False)
     samples = int(run.summary["global_batch"])

@@ -24,7 +24,7 @@ def sum_up(case: Case) -> Diagnosis:
     found = [cause for rule in RULES if (cause := rule.cause(case)) is not None]
     if not found or (case.worse is not None and not any(cause.of_accuracy for cause in found)):
         found.append(_make_unknown_cause(case))
-    less = _less(case)
+    less = _is_limited_by_accuracy(case)
     # Causes of equal weight stay in the order of the rules.
     causes = tuple(sorted(found, key=lambda cause: _weight(cause, of_accuracy=less)))
     return Diagnosis(
@@ -36,7 +36,7 @@ def sum_up(case: Case) -> Diagnosis:
     )
 
 
-def _less(case: Case) -> bool:
+def _is_limited_by_accuracy(case: Case) -> bool:
     """Return True if scaling stops because accuracy is lost."""
     return case.limit is not None and case.limit.reason in ("staleness", "accuracy")
 
@@ -50,14 +50,14 @@ def _weight(cause: Cause, *, of_accuracy: bool) -> tuple[bool, bool, float]:
 
 
 def _summary(case: Case, causes: Sequence[Cause]) -> str:
-    main, less = causes[0], _less(case)
-    said = [_short(case, main)]
+    main, less = causes[0], _is_limited_by_accuracy(case)
+    said = [_describe_briefly(case, main)]
     # First why it gets no faster, or learns less; that it also does the other, or diverged on some ranks, comes after.
     asked = [cause for cause in causes if cause.share is not None and cause.of_accuracy == less]
     why = next((cause for cause in asked if cause.rule != divergence.RULE.name), main)
     if main.of_accuracy and why is not main and case.limit is not None:
         besides = "" if main.rule == divergence.RULE.name else "less is learned: "
-        said = [_short(case, why), f"{besides}{said[0]}"]
+        said = [_describe_briefly(case, why), f"{besides}{said[0]}"]
     if any(cause.rule == GROWN_BATCH.name for cause in causes if cause is not main):
         said.append(GROWN_BATCH.short)
     simulated = f"simulated on {case.simulated}: " if case.simulated else ""
@@ -71,7 +71,7 @@ def _join(case: Case, main: Cause, stops: str, used: str, why: str) -> str:
     if not used:
         return f"{stops}: {why}" if why else stops
     assert case.limit is not None
-    if _less(case):
+    if _is_limited_by_accuracy(case):
         return f"{stops}: {why}; {used}"
     if case.limit.half is not None or main.rule in FIRST:
         return f"{stops}; {used}: {why}"
@@ -82,7 +82,7 @@ def _join(case: Case, main: Cause, stops: str, used: str, why: str) -> str:
     return f"{stops}; {used}. What it loses: {why}"
 
 
-def _short(case: Case, cause: Cause) -> str:
+def _describe_briefly(case: Case, cause: Cause) -> str:
     """Describe a cause in a few words: its cost, and the number of ranks."""
     short = cause.short or next((rule.short for rule in RULES if rule.name == cause.rule), NO_RULE)
     wild = cause.rule == divergence.RULE.name
@@ -124,7 +124,7 @@ def _describe_scaling_limit(case: Case, limit: Limit) -> tuple[str, str]:
     by_ranks = {scale.ranks: scale for scale in case.scales}
     here = by_ranks.get(limit.at.ranks)
     stops, _, used = describe_limit(limit).partition("; ")
-    if _less(case):
+    if _is_limited_by_accuracy(case):
         lost = [scale.ranks for scale in case.scales if not scale.diverged and case.loss(scale) is not None]
         up_to = "" if here is None else f" (on {here.ranks} it is {times(limit.at.speedup)} as fast)"
         ranks = f"{join(lost)} rank{'s' * (lost != [1])}"

@@ -93,12 +93,12 @@ def line_of(known: Iterable[Mapping[int, float]]) -> Line | None:
     return replace(line, rise=1 - line.seconds(sizes[0]) / longest if longest > 0 else 0.0)
 
 
-def often(seconds: Mapping[int, float], steps: Mapping[int, int]) -> dict[int, float]:
+def keep_frequent(seconds: Mapping[int, float], steps: Mapping[int, int]) -> dict[int, float]:
     """Keep the seconds of gradients of frequent sizes, which are reliable.
 
-    >>> often({29: 451e-6, 32: 71e-6}, {29: 3, 32: 132})
+    >>> keep_frequent({29: 451e-6, 32: 71e-6}, {29: 3, 32: 132})
     {32: 7.1e-05}
-    >>> often({10: 88e-6, 11: 90e-6}, {10: 138, 11: 264})
+    >>> keep_frequent({10: 88e-6, 11: 90e-6}, {10: 138, 11: 264})
     {10: 8.8e-05, 11: 9e-05}
     """
     if not seconds:
@@ -258,7 +258,7 @@ def _quantiles(
             by_rank[rank], at_least[rank] = float(np.median(each)), float(np.quantile(each, 0.25))
     sizes, steps = np.unique(count[had], return_counts=True)
     by_count = {int(size): float(np.median(seconds[count == size])) for size in sizes}
-    return by_rank, at_least, often(by_count, dict(zip(sizes.tolist(), steps.tolist(), strict=True)))
+    return by_rank, at_least, keep_frequent(by_count, dict(zip(sizes.tolist(), steps.tolist(), strict=True)))
 
 
 def _by_rank(run: Run) -> list[dict[str, float]]:

@@ -18,7 +18,7 @@ from typing import Any
 from paceline.compare.answer import OF_STUDY, Reached, Target, answer, find_target_times, target_in, target_of
 from paceline.compare.metric import Goal, Metric, names_in
 from paceline.compare.rows import Row, candidates_of, label, mark, replace_metric, rows_of, titles_of
-from paceline.compare.verdict import notes, remarks, select_real, standing
+from paceline.compare.verdict import describe_failure, notes, remarks, select_real
 from paceline.config import Config
 from paceline.diagnosis import Cause, Diagnosis, diagnose
 from paceline.diagnosis.rules import title_of
@@ -433,7 +433,7 @@ def _when(row: Row, target: Target | None) -> tuple[float | None, tuple[float, f
 
 
 def _point(row: Row, rows: Sequence[Row], x: float | None, x_range: tuple[float, float] | None) -> Point:
-    wrong = standing(row, rows)
+    wrong = describe_failure(row, rows)
     return Point(
         label=_name_point(row),
         strategy=row.strategy,

@@ -14,7 +14,7 @@ from paceline.compare.answer import Target, find_target_times
 from paceline.compare.metric import ACCURACY, Metric, metric_named, names_in, read_epoch
 from paceline.compare.rows import Row, label
 from paceline.compare.theory import workers
-from paceline.compare.verdict import divergence, standing
+from paceline.compare.verdict import describe_failure, divergence
 from paceline.figures import Axis, Bar, Bars, Curve, Lines
 from paceline.record import Run
 from paceline.report.document import Block, Section, Text
@@ -231,7 +231,8 @@ def learning(rows: Sequence[Row], number: int, target: Target | None) -> Section
             drawn = [
                 one
                 for row, runs in points.items()
-                if (one := _curve(row, runs, against, metric, variants[row], standing(row, rows))) is not None
+                if (one := _curve(row, runs, against, metric, variants[row], describe_failure(row, rows)))
+                is not None
             ]
             if any(len(curve.x) > 1 for curve in drawn):
                 blocks.append(_lines(drawn, against, metric, number, "" if blocks else caption, target))
@@ -362,7 +363,9 @@ def to_target(rows: Sequence[Row], number: int, target: Target) -> Bars | None:
                 "" if len(one.seconds) == row.runs else f"; reached by {len(one.seconds)} of {row.runs} runs"
             )
         less = is_less(row, rows)
-        words += f"; {divergence(row)}" if row.diverged else f"; {standing(row, rows)}" if less else ""
+        words += (
+            f"; {divergence(row)}" if row.diverged else f"; {describe_failure(row, rows)}" if less else ""
+        )
         bars.append(
             Bar(
                 label=label(row),

@@ -36,7 +36,7 @@ from paceline.report.contents import document_of
 from paceline.report.html import html_page
 from paceline.study.folder import RUNNING, STUDY, Folder, context_of
 from paceline.text import clock_time, count, share
-from paceline.training.rank import excess
+from paceline.training.rank import sum_excess
 
 HOST = "127.0.0.1"
 # At most so many runs are listed: first those that go on, then the latest.
@@ -306,7 +306,7 @@ def _waiting(folder: Path, ranks: int, summary: Mapping[str, Any], *, in_step: b
         waited = {rank: float(own[:, STEP_COLUMNS.index("wait")].sum()) for rank, own in known.items()}
         if in_step and len(known) == ranks:
             exchange = np.stack([known[rank][:, STEP_COLUMNS.index("exchange")] for rank in range(ranks)])
-            for rank, more in enumerate(excess(exchange).tolist()):
+            for rank, more in enumerate(sum_excess(exchange).tolist()):
                 waited[rank] += more
     return {rank: waited[rank] / total for rank, total in totals.items() if total > 0}
 

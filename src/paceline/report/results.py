@@ -8,14 +8,14 @@ from typing import TypeVar
 from paceline.compare.answer import Reached, Target, answer, find_target_times
 from paceline.compare.rows import KINDS, Row, label, mark, simulated_on
 from paceline.compare.verdict import (
-    as_good,
     best,
+    describe_failure,
     divergence,
+    is_as_good,
     quality,
     reference,
     select_real,
     select_simulated,
-    standing,
     verdict,
 )
 from paceline.figures import Axis, Bar, Bars
@@ -148,7 +148,7 @@ def candidates(rows: Sequence[Row], number: int, target: Target) -> Table:
     for row in rows:
         found = find_target_times(row, target)
         missed = "stopped early" if row.grows and not found.seconds else "missed the target"
-        wrong = standing(row, rows) or ("" if found.all else missed)
+        wrong = describe_failure(row, rows) or ("" if found.all else missed)
         span = _spread(row, found.mean, _ends(found.seconds)) if found.all else None
         lines.append((
             label(row), span, found.best, row.train_seconds, max(len(run.epochs) for run in row.members),
@@ -236,7 +236,7 @@ def _make_failed_row(cell: FailedCell, width: int) -> tuple[Value, ...]:
 
 
 def _mark(row: Row, rows: Sequence[Row], fastest: Sequence[Row | None]) -> str:
-    wrong = standing(row, rows)
+    wrong = describe_failure(row, rows)
     if row in fastest and wrong in ("", "oversubscribed"):
         return "best"
     return wrong or ("simulated" if row.simulated else "")
@@ -253,7 +253,7 @@ def time_split(rows: Sequence[Row], number: int) -> Bars:
         caption=SPLIT,
         x=Axis(label="seconds per rank"),
         kinds=KINDS,
-        bars=tuple(_bar(row, standing(row, rows)) for row in rows),
+        bars=tuple(_bar(row, describe_failure(row, rows)) for row in rows),
     )
 
 
@@ -368,7 +368,7 @@ def costs(rows: Sequence[Row], target: Target | None) -> tuple[str, ...]:
             several = [row for row in one.rows if not row.alone] or list(one.rows)
             than = reference(some, one.rows[0].optimizer) if serial else None
             measure = than or reference(several)
-            good = [row for row in several if as_good(row, measure)]
+            good = [row for row in several if is_as_good(row, measure)]
             row = min(
                 good or several,
                 key=lambda row: (len(row.diverged) / row.runs, row.guessed, row.train_seconds),

@@ -8,7 +8,7 @@ from math import isclose
 
 from paceline.compare import laws
 from paceline.compare.rows import Row
-from paceline.compare.theory import grows
+from paceline.compare.theory import work_grows
 from paceline.figures import Axis, Curve, Lines
 from paceline.report.document import Block, Column, Section, Table, Text
 from paceline.report.series import (
@@ -80,7 +80,7 @@ def scaling(rows: Sequence[Row], number: int, published: Sequence[Published] = (
 
 def fits_of(one: Series, rows: Sequence[Row]) -> Fits:
     """Fit both laws to a series: to rows that did not diverge and whose ranks have a core each."""
-    suits: laws.Law = "Gustafson" if grows(one.rows[0].members[0]) else "Amdahl"
+    suits: laws.Law = "Gustafson" if work_grows(one.rows[0].members[0]) else "Amdahl"
     points = [row for row in one.rows if row.speedup is not None and not row.oversubscribed]
     why_not = _without_speedup(one, rows)
     if why_not:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from paceline.compare.rows import Row, mark
-from paceline.compare.verdict import standing
+from paceline.compare.verdict import describe_failure
 from paceline.figures import Axis, Curve, Origin
 from paceline.study.folder import Published
 from paceline.text import count
@@ -122,7 +122,7 @@ def ranks_axis(counts: Sequence[int], label: str = "ranks") -> Axis:
 
 def is_less(row: Row, rows: Sequence[Row]) -> bool:
     """Return True if a row learned less than serial, or nothing, without diverging; `rows`: all rows of the problem."""
-    return standing(row, rows) in ("learned less", "learned nothing")
+    return describe_failure(row, rows) in ("learned less", "learned nothing")
 
 
 def curve_of(one: Series, values: Sequence[ValueAndSpread], rows: Sequence[Row]) -> Curve:

@@ -15,7 +15,7 @@ from paceline.compare.rows import Row, is_serial
 from paceline.compare.verdict import divergence
 from paceline.record import Run
 from paceline.report.document import Column, Section, Table, Value
-from paceline.study.cells import PROBLEM, in_words
+from paceline.study.cells import PROBLEM, spell_setting
 from paceline.study.folder import FailedCell, Published
 from paceline.text import count
 
@@ -186,7 +186,7 @@ def describe_cell(cell: FailedCell, names: Sequence[str] = ()) -> str:
     ranks = settings.get("ranks")
     words = [f"{settings.get('strategy') or 'a cell'}"]
     words += [] if ranks is None else [count(ranks, "rank")]
-    words += [in_words(name, settings[name]) for name in names if settings.get(name) is not None]
+    words += [spell_setting(name, settings[name]) for name in names if settings.get(name) is not None]
     return ", ".join(words) + _describe_simulation(settings)
 
 

@@ -307,7 +307,7 @@ def _compute(point: ScalingPoint, around: Circumstances) -> str:
         )
     return (
         f"computing that does not shrink: a piece of {piece:,} sample{'s' * (piece > 1)} takes "
-        f"{text.duration(gradient.at(piece, on_node))}, {_th(scenario.pieces)} of the whole batch's would be "
+        f"{text.duration(gradient.at(piece, on_node))}, {_spell_fraction(scenario.pieces)} of the whole batch's would be "
         f"{text.duration(alone / scenario.pieces)}"
     )
 
@@ -335,9 +335,10 @@ _PHRASES: dict[str, Callable[[ScalingPoint, Circumstances], str]] = {
 }
 
 
-def _th(number: int) -> str:
-    """
-    >>> [_th(number) for number in (2, 3, 22, 64, 111, 8, 11, 18_000, 81)]
+def _spell_fraction(number: int) -> str:
+    """Spell the fraction 1 / number.
+
+    >>> [_spell_fraction(number) for number in (2, 3, 22, 64, 111, 8, 11, 18_000, 81)]
     ['half', 'a 3rd', 'a 22nd', 'a 64th', 'a 111th', 'an 8th', 'an 11th', 'an 18,000th', 'an 81st']
     """
     if number == 2:

@@ -177,7 +177,7 @@ def _script_code(program: Program) -> dict[str, str]:
     return {}
 
 
-def unique(cells: Iterable[Cell]) -> list[Cell]:
+def drop_duplicates(cells: Iterable[Cell]) -> list[Cell]:
     """Keep each cell once, for the first part that requests it."""
     found: dict[str, Cell] = {}
     for cell in cells:
@@ -185,17 +185,17 @@ def unique(cells: Iterable[Cell]) -> list[Cell]:
     return list(found.values())
 
 
-def with_baselines(cells: Sequence[Cell], cores: int = 1) -> list[Cell]:
+def add_baselines(cells: Sequence[Cell], cores: int = 1) -> list[Cell]:
     """Add, for each problem and seed without one, the serial runs to compare with.
 
     Each has one thread, unless given. There is one with the run's update and, for strategies whose steps are made by a
     rule, one with that rule. If there are more cores, and ranks are real, there is one that uses them all by threads.
 
     >>> cells = [Cell(config=Config(seed=s), ranks=2) for s in (0, 1)]
-    >>> [str(cell) for cell in with_baselines(cells)]
+    >>> [str(cell) for cell in add_baselines(cells)]
     ['serial, seed 0', 'serial, seed 1', 'sync on 2 ranks, seed 0', 'sync on 2 ranks, seed 1']
     >>> server = Cell(config=Config(strategy="parameter-server:masters=2"), ranks=3)
-    >>> [str(cell) for cell in with_baselines([server], cores=4)]
+    >>> [str(cell) for cell in add_baselines([server], cores=4)]
     ['serial, seed 0', 'serial:rule=adaptive, seed 0', 'serial on 4 threads, seed 0', \
 'parameter-server:masters=2 on 3 ranks, seed 0']
     """
@@ -239,11 +239,11 @@ def _problem(cell: Cell) -> str:
     return f"{'mpi' if cell.options is None else 'sim'} {alike.key}"
 
 
-def in_order(cells: Sequence[Cell]) -> list[Cell]:
+def sort_cells(cells: Sequence[Cell]) -> list[Cell]:
     """Order cells by seed and then by strategy in turn, so that a noisy minute affects several strategies.
 
     >>> cells = [Cell(config=Config(strategy=s), ranks=n) for s in ("sync", "my:Own") for n in (2, 4)]
-    >>> [str(cell) for cell in in_order(cells)][:3]
+    >>> [str(cell) for cell in sort_cells(cells)][:3]
     ['sync on 2 ranks, seed 0', 'my:Own on 2 ranks, seed 0', 'sync on 4 ranks, seed 0']
     """
     rounds: dict[int, dict[str, list[Cell]]] = {}
@@ -256,12 +256,12 @@ def in_order(cells: Sequence[Cell]) -> list[Cell]:
     return ordered
 
 
-def varying(cells: Sequence[Cell]) -> tuple[str, ...]:
+def find_varying(cells: Sequence[Cell]) -> tuple[str, ...]:
     """Return the settings in which cells differ, besides those that are always shown.
 
-    >>> varying([Cell(config=Config(data=data, lr=lr), ranks=2) for data, lr in (("iris", 1.0), ("mnist", 0.1))])
+    >>> find_varying([Cell(config=Config(data=data, lr=lr), ranks=2) for data, lr in (("iris", 1.0), ("mnist", 0.1))])
     ('data',)
-    >>> varying([Cell(config=Config(), ranks=2, program=Program(file=name)) for name in ("small.py", "large.py")])
+    >>> find_varying([Cell(config=Config(), ranks=2, program=Program(file=name)) for name in ("small.py", "large.py")])
     ('file',)
     """
     # Baselines have threads of their own, which they name.
@@ -300,14 +300,14 @@ def spell_cell(cell: Cell, names: Sequence[str]) -> str:
     'sync on 2 ranks, seed 0; batch 16, mlp:128,64'
     """
     values = {name: _value(cell, name) for name in names}
-    words = [in_words(name, value) for name, value in values.items() if value is not None]
+    words = [spell_setting(name, value) for name, value in values.items() if value is not None]
     return f"{cell}; {', '.join(words)}" if words else str(cell)
 
 
-def in_words(name: str, value: Any) -> str:
+def spell_setting(name: str, value: Any) -> str:
     """Format a setting and its value.
 
-    >>> in_words("batch_per_rank", 4), in_words("data", "iris")
+    >>> spell_setting("batch_per_rank", 4), spell_setting("data", "iris")
     ('batch per rank 4', 'iris')
     """
     if name == "arguments":

@@ -28,9 +28,9 @@ from paceline.study.cells import (
     PROGRAM_SETTINGS,
     SERIAL,
     Cell,
-    in_order,
-    unique,
-    with_baselines,
+    add_baselines,
+    drop_duplicates,
+    sort_cells,
 )
 
 # ---- the values of settings, each checked separately, so that every mistake is reported
@@ -211,11 +211,11 @@ class Study:
         ]
         if wrong:
             raise BadStudyError(wrong)
-        return in_order(unique(with_baselines(cells, allocated_cores() if self.all_threads else 1)))
+        return sort_cells(drop_duplicates(add_baselines(cells, allocated_cores() if self.all_threads else 1)))
 
     def list_all_cells(self) -> list[Cell]:
         """Return every requested run, real or simulated."""
-        return unique(cell for on in PLACES for cell in self.cells(on))
+        return drop_duplicates(cell for on in PLACES for cell in self.cells(on))
 
     def as_json(self) -> dict[str, Any]:
         """Return the study in the form of study.json."""
@@ -551,7 +551,7 @@ def mistakes(cells: Sequence[Cell], nodes: int = 1) -> list[str]:
     from paceline.training.job import Job
 
     found: dict[tuple[str, str], list[Cell]] = {}
-    for cell in unique(map(_reset_seed, cells)):  # seeds do not matter here
+    for cell in drop_duplicates(map(_reset_seed, cells)):  # seeds do not matter here
         job = Job(config=cell.config, runs=None)
         try:
             if cell.program is not None:

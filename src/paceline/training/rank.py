@@ -247,14 +247,14 @@ def add_waits(ranks: int, steps: int, rows: int, gather: Callable[[int, int], Ar
     for start in range(0, rows, each):
         spent = gather(start, min(start + each, rows))
         if len(spent):
-            waited += excess(spent)
+            waited += sum_excess(spent)
     return waited * (steps / rows if rows else 1)
 
 
-def excess(spent: Array) -> Array:
+def sum_excess(spent: Array) -> Array:
     """Return the sum, over the columns of a matrix, of the excess of each row over the smallest.
 
-    >>> excess(np.array([[3.0, 1.0], [1.0, 1.5]])).tolist()
+    >>> sum_excess(np.array([[3.0, 1.0], [1.0, 1.5]])).tolist()
     [2.0, 0.5]
     """
     return (spent - spent.min(axis=0)).sum(axis=1)  # type: ignore[no-any-return]

@@ -17,10 +17,10 @@ def find(case: Case) -> Cause | None:
     first = wild[0]
     there = replace(case, looked_at=first.ranks)
     rate = there.config.get("lr")
-    also = ", ".join(f"at {scale.ranks} {_some(scale) or 'all'}" for scale in wild[1:])
+    also = ", ".join(f"at {scale.ranks} {_count_diverged(scale) or 'all'}" for scale in wild[1:])
     words = (
-        f"at {count(first.ranks, 'rank')} {_some(first) or 'training'} diverged{f' with --lr {rate:g}' if rate else ''}"
-        f"{f' ({also})' if also else ''}: {first.diverged}"
+        f"at {count(first.ranks, 'rank')} {_count_diverged(first) or 'training'} diverged"
+        f"{f' with --lr {rate:g}' if rate else ''}{f' ({also})' if also else ''}: {first.diverged}"
     )
     remedy = [f"--lr {rate / 2:g}"] if rate else []
     remedy.append("--schedule warmup")
@@ -31,7 +31,7 @@ def find(case: Case) -> Cause | None:
     return Cause(rule=RULE.name, share=1.0, words=words, advice=advice, of_accuracy=True, ranks=first.ranks)
 
 
-def _some(scale: Scale) -> str:
+def _count_diverged(scale: Scale) -> str:
     """Say how many of the runs diverged; nothing if all did."""
     runs = [run for run in scale.runs if run.summary.get("diverged")]
     return "" if len(runs) == len(scale.runs) else f"{len(runs)} of {count(len(scale.runs), 'run')}"

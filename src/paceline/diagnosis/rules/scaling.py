@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.compare.verdict import superlinear
+from paceline.compare.verdict import is_superlinear
 from paceline.diagnosis import advice
 from paceline.diagnosis.case import Case, Cause, DiagnosisRule
 from paceline.diagnosis.rules.batch_growth import find_grown_batch
@@ -34,7 +34,7 @@ def find_implausible(case: Case) -> Cause | None:
     if serial is None or speedup is None or at.ranks < 2 or case.simulated or grown:
         return None
     ours, theirs = ([run.summary["train_seconds"] for run in scale.runs] for scale in (at, serial))
-    if not superlinear(min(theirs) / max(ours), at.ranks * at.threads):
+    if not is_superlinear(min(theirs) / max(ours), at.ranks * at.threads):
         return None
     runs = "on one run each" if len(ours) == len(theirs) == 1 else f"on {len(ours)} and {len(theirs)} runs"
     words = (
@@ -67,17 +67,17 @@ def find_too_few(case: Case) -> Cause | None:
         missing.append(f"only one {some} ({only}), so the scaling limit is unknown")
         more = [2 * only] if case.at.fits(2 * only) else []
         less = [n for n in (only // 2, only - 1) if n > 1 and case.at.fits(n)]
-        order = (*more, *less) if _well(case) else (*less, *more)
+        order = (*more, *less) if _does_well(case) else (*less, *more)
         lost = case.worse is not None or case.at.diverged  # more ranks would lose more
         untried = less if lost else (*order, 2 * only)  # if these do not fit, on more nodes
-        other = next((number for number in untried if advice.possible(case, number)), None)
+        other = next((number for number in untried if advice.can_use(case, number)), None)
         tried += [] if other is None else [advice.ranks(case, other)]
     if not missing:
         return None
     return Cause(rule=TOO_FEW.name, share=None, words="; ".join(missing), advice=", and ".join(tried))
 
 
-def _well(case: Case) -> bool:
+def _does_well(case: Case) -> bool:
     """Return True if the workers do well as far as is known: then more are the next to try, else fewer."""
     speedup = case.speedup(case.at)
     slow = speedup is not None and speedup < EFFICIENCY * case.at.timing.workers

@@ -41,7 +41,7 @@ def find(case: Case) -> Cause | None:
         f"carr{'y' if many else 'ies'} {join(speeds)} per second, those of the others {amount(normal)}; exchanges and "
         f"waiting take {share(part)} of the time"
     )
-    return Cause(rule=RULE.name, share=part * lost, words=words, advice=_without(case, slow))
+    return Cause(rule=RULE.name, share=part * lost, words=words, advice=_leave_out_hosts(case, slow))
 
 
 def link_speeds(case: Case) -> dict[str, float]:
@@ -59,7 +59,7 @@ def _others(links: dict[str, float], name: str) -> float:
     return median(speed for other, speed in links.items() if other != name)
 
 
-def _without(case: Case, slow: dict[str, float]) -> str:
+def _leave_out_hosts(case: Case, slow: dict[str, float]) -> str:
     """Format the hosts and ranks without the slow ones."""
     nodes = case.at.runs[0].environment["nodes"]
     ranks = Counter(nodes["hosts"][node] for node in nodes["ranks"])

@@ -38,7 +38,7 @@ def find(case: Case) -> Cause | None:
         f"at {count(case.at.ranks, 'rank')} a step computes for {duration(timing.compute)} and {does} for "
         f"{duration(exchange)} ({share(part)} of the step)"
     )
-    more, tried = _larger(case)
+    more, tried = _advise_larger_batch(case)
     words += more
     used = str(case.option("allreduce", "auto"))
     parameters = int(case.at.runs[0].summary.get("parameters") or 0)
@@ -50,11 +50,11 @@ def find(case: Case) -> Cause | None:
     more, hide = _between_nodes(case, exchange, parameters)
     words += more
     tried += hide
-    tried += _rarer(case, exchange)
+    tried += _advise_rarer_exchange(case, exchange)
     return Cause(rule=RULE.name, share=part, words=words, advice=join_worthwhile(case, tried))
 
 
-def _larger(case: Case) -> tuple[str, list[str]]:
+def _advise_larger_batch(case: Case) -> tuple[str, list[str]]:
     """Describe the batch that would help, and format the settings for it, or for one on the way to it."""
     batch, most, line = batch_without(case), advice.largest_batch(case), case.computing
     under = f"would bring this below {share(EXCHANGE)}"
@@ -123,12 +123,12 @@ def _between_nodes(case: Case, exchange: float, parameters: int) -> tuple[str, l
     return words, found
 
 
-def _rarer(case: Case, exchange: float) -> list[str]:
+def _advise_rarer_exchange(case: Case, exchange: float) -> list[str]:
     """Format less frequent exchanges, if they may be advised."""
     facts = case.facts
     averaging = facts.averages and bool(facts.interval_option) and facts.interval is not None
     now = (facts.interval or 1) if averaging else 1
-    found = advice.rarer(case, exchange * now)
+    found = advice.find_interval(case, exchange * now)
     if found is None or found[0] <= now:
         return []
     every, part = found

@@ -39,7 +39,7 @@ def remedies(case: Case, *, dropped: bool = False) -> str:
     tried += advice.own_changes(case, "divergence" if case.at.diverged else "old gradients")
     tried += advice.other_strategies(case, "old gradients")
     least = min([case.at.ranks, *(scale.ranks for scale in case.scales if scale.diverged)])
-    fewer = advice.fewer_good(case, least)
+    fewer = advice.fewer_good_ranks(case, least)
     tried += [] if fewer is None else [f"-n {fewer}"]
     return join_worthwhile(case, tried, of_accuracy=True)
 

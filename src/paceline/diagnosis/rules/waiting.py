@@ -27,7 +27,7 @@ def find_stragglers(case: Case) -> Cause | None:
     """Return a cause if a tenth of a step is waiting, or would be saved by giving batches to whichever rank is free."""
     timing = case.at.timing
     slow, normal = slow_ranks(case)
-    part = _at_the_end(case) if _waits_for_masters(case) else timing.share("wait")
+    part = _find_saved_fraction(case) if _waits_for_masters(case) else timing.share("wait")
     if case.at.ranks < 2 or part < WAITING or case.at.oversubscribed:
         return None
     if slow:
@@ -80,7 +80,7 @@ def _by_chance(case: Case, part: float) -> Cause:
 
 
 def _for_chance(case: Case) -> str:
-    facts, most = case.facts, advice.most_apart(case)
+    facts, most = case.facts, advice.find_longest_interval(case)
     if facts.averages and facts.in_step and facts.interval_option:
         now = facts.interval or 10
         every = min(4 * now, most)
@@ -93,7 +93,7 @@ def _for_chance(case: Case) -> str:
     return join_worthwhile(case, tried)
 
 
-def _at_the_end(case: Case) -> float:
+def _find_saved_fraction(case: Case) -> float:
     """Return the part of the time that would be saved if batches went to whichever worker is free.
 
     With fixed shares training ends when the slowest worker has done its share; otherwise all work until no batch is left.

@@ -184,12 +184,12 @@ class Gradient:
     """The worker's factor on the learning rate."""
 
 
-def spread_out(values: Array) -> Array:
+def sample_blocks(values: Array) -> Array:
     """Return a view of some of many values, enough to estimate their mean square: every eighth block of 16.
 
     Reading all of them would take a tenth of a master's time; the blocks are cache lines of float32.
 
-    >>> spread_out(np.arange(5.0)).size, spread_out(np.arange(27_344.0)).shape
+    >>> sample_blocks(np.arange(5.0)).size, sample_blocks(np.arange(27_344.0)).shape
     (5, (214, 16))
     """
     if values.size < LARGE:
@@ -216,9 +216,9 @@ class Owned:
         self._update: Update = me.update
         self._drift = np.asarray(np.zeros_like(self.x))
         self._needs_drift = getattr(rule, "needs_drift", True)
-        self._sample = spread_out(np.asarray(self.x))
+        self._sample = sample_blocks(np.asarray(self.x))
         self._shown = np.asarray(self.sent)
-        self._shown_sample = [spread_out(row) for row in self._shown]
+        self._shown_sample = [sample_blocks(row) for row in self._shown]
         self._apart = np.empty_like(self._sample)
         self._total = np.empty_like(self.x)
         self._count = 0
