@@ -47,6 +47,15 @@ def test_links_and_files(page: Path) -> None:
         assert (ROOT / "src/paceline" / path).exists(), f"{page.name} names {path}"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_imports_in_examples(page: Path) -> None:
+    """Also in examples that cannot be run because parts are left out."""
+    for module, imported in re.findall(r"^\s*from (paceline[\w.]*) import ([\w, ]+)", page.read_text(), re.M):
+        for name in imported.split(","):
+            found = importlib.import_module(module)
+            assert hasattr(found, name.strip()) or importlib.import_module(f"{module}.{name.strip()}")
+
+
 def _anchor(heading: str) -> str:
     """The anchor that GitHub gives a heading."""
     words = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).lower()

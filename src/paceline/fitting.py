@@ -90,7 +90,7 @@ def fit(
 
     def job() -> Job:
         if name is not None and (resume is not None or runs is None):
-            raise UsageError("name is that of a new record: it cannot be given with resume or with runs=None")
+            raise UsageError("name is for a new record: it cannot be given with resume or with runs=None")
         if resume is not None:
             return _resume(given, settings, Path(resume), wanted, trust)
         return replace(_job(given, settings, runs, trace, trust), run_name=name)

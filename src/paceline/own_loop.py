@@ -983,7 +983,7 @@ class Session:
 
     def __enter__(self) -> Session:
         if self._entered:
-            raise UsageError("a session can be entered once")
+            raise UsageError("a session can be entered only once")
         self._entered = True
         self.comm = _world() if self._given is None else self._given
         try:
@@ -1075,7 +1075,7 @@ class Session:
         """
         if self._model is not None:
             raise UsageError(
-                "attach can be called once in a session: put several modules into a torch.nn.ModuleList"
+                "attach can be called only once in a session: put several modules into a torch.nn.ModuleList"
             )
         if not isinstance(model, nn.Module) or not isinstance(optimizer, torch.optim.Optimizer):
             raise UsageError(
@@ -1121,7 +1121,7 @@ class Session:
     def epochs(self, count: int) -> Iterator[int]:
         """Iterate over the numbers of `count` epochs; fewer if training ends early."""
         if self._epochs is not None:
-            raise UsageError("epochs can be called once in a session")
+            raise UsageError("epochs can be called only once in a session")
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise UsageError(f"epochs must be a whole number of at least 1; got {count!r}")
         self._epochs = count
@@ -1185,7 +1185,7 @@ class Session:
             size = (self.samples.count, self.samples.batch)
             if before is not None and size != (before.count, before.batch):
                 raise UsageError(
-                    f"share needs samples and batches of the same number in every epoch: {before.count} in batches of "
+                    f"share needs as many samples and the same batch size in every epoch: {before.count} in batches of "
                     f"{before.batch} at first, now {size[0]} in batches of {size[1]}"
                 )
         return Share(self, self.samples, accumulate)
@@ -1239,7 +1239,7 @@ class Session:
         self._finish_gradient(looks=True)
         if not self.waits:
             raise UsageError(
-                f"{strategy_name(self.strategy)} has used the gradient before it was clipped: it takes no step with it here"
+                f"{strategy_name(self.strategy)} uses gradients before the program can clip them"
             )
 
     def rate_factor(self) -> float:
@@ -1327,7 +1327,7 @@ class Session:
         if self._model is None or self._update is None:
             raise UsageError("call attach(model, optimizer) before share")
         if self._epochs is None:
-            raise UsageError("share is iterated over inside of: for epoch in ranks.epochs(N)")
+            raise UsageError("iterate over share inside the loop: for epoch in ranks.epochs(N)")
         model, update, split = self._model, self._update, samples.split
         samples.accumulate = accumulate
         if accumulate > 1:

@@ -25,7 +25,7 @@ NETWORK = "1gbe:latency=30us,bandwidth=11.7MB/s,ranks-per-node=4"
 
 def test_one_host_has_no_network() -> None:
     def measure(comm: Any) -> None:
-        with pytest.raises(UsageError, match="needs ranks on two of them; all are on one"):
+        with pytest.raises(UsageError, match="ranks must be on at least two; all are on one"):
             measure_between(comm, seconds=0.01)
 
     vmpi.run(measure, ranks=2, network="loopback")

@@ -26,8 +26,8 @@ def read(folder: Path, caplog: pytest.LogCaptureFixture) -> tuple[Context, list[
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("title", 5, "title must be a text; got 5"),
-        ("question", ["q"], "question must be a text; got ['q']"),
+        ("title", 5, "title must be a string; got 5"),
+        ("question", ["q"], "question must be a string; got ['q']"),
         ("target_accuracy", "x", f"{SHARE} 'x'"),
         ("target_accuracy", 95, f"{SHARE} 95"),
         ("target_accuracy", 0, f"{SHARE} 0"),
@@ -40,7 +40,7 @@ def read(folder: Path, caplog: pytest.LogCaptureFixture) -> tuple[Context, list[
         ("published", [GOOD | {"seconds": "x"}, GOOD], "published 1: seconds must be a number from 0; got 'x'"),
         ("published", [GOOD | {"accuracy": 97}, GOOD], "published 1: accuracy must be a fraction from 0 to 1; got 97"),
         ("published", [GOOD | {"of": 3}, GOOD], "published 1: of must be test or training; got 3"),
-        ("published", [GOOD | {"source": []}, GOOD], "published 1: source must be a text; got []"),
+        ("published", [GOOD | {"source": []}, GOOD], "published 1: source must be a string; got []"),
         ("published", [GOOD | {"problem": "iris"}, GOOD], "published 1: problem must be an object; got 'iris'"),
     ],
 )  # fmt: skip
@@ -77,8 +77,8 @@ def test_a_whole_study_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) ->
         ('{"why": "w"}', ": settings is missing"),
         ('{"settings": 5}', ": settings must be an object; got 5"),
         ('{"settings": {"ranks": "2"}}', ": ranks must be a whole number of at least 1; got '2'"),
-        ('{"settings": {"strategy": 2}}', ": strategy must be a text; got 2"),
-        ('{"settings": {}, "why": 3}', ": why must be a text; got 3"),
+        ('{"settings": {"strategy": 2}}', ": strategy must be a string; got 2"),
+        ('{"settings": {}, "why": 3}', ": why must be a string; got 3"),
         ('{"settings": {}, "status": "x"}', ": status must be a whole number; got 'x'"),
     ],
 )

@@ -21,7 +21,7 @@ BOTH = "batch = 2\nbatch_per_rank = 2\n"
 RANKS = 'part {}: ranks must be a whole number of at least 1, "cores", or "cores, at most 4"; got '
 BAD = {
     "": ["the file has no [[matrix]], which lists what to run: strategy = … and ranks = …"],
-    "title = 3\nquestion = []\n" + PART: ["title must be a text; got 3", "question must be a text; got []"],
+    "title = 3\nquestion = []\n" + PART: ["title must be a string; got 3", "question must be a string; got []"],
     "tilte = 'x'\n" + PART: ["the file: unknown key 'tilte'; choose one of title, question, target, target_accuracy"],
     "target = 'loss<=-1'\n" + PART: ["target: a target loss must be above 0: no run can reach loss <= -1"],
     "target_accuracy = 90\n" + PART: [
@@ -35,14 +35,14 @@ BAD = {
     PART + "replay = 'x'": ["part 1: unknown key 'replay'"],
     PART + "lr_scaling = 'none'\nlr-scaling = 'none'": ["part 1: lr_scaling is given twice"],
     PART + "seed = []\nname = 'a'": ["part 1 (a): seed is an empty list"],
-    PART + "seed = [[1]]": ["part 1: seed must be a text, a number or a list of them; got [1]"],
-    PART + "data = {}": ["part 1: data must be a text, a number or a list of them; got {}"],
+    PART + "seed = [[1]]": ["part 1: seed must be a string, a number or a list of them; got [1]"],
+    PART + "data = {}": ["part 1: data must be a string, a number or a list of them; got {}"],
     PART + "threads = ['all', 0]": [
         "part 1: threads must be a whole number of at least 1, or cores / ranks; got 'all'",
         "part 1: threads must be a whole number",
     ],
     "all_threads = 1\n" + PART: ["all_threads must be true or false; got 1"],
-    PART + "name = 3": ["part 1: name must be a text; got 3"],
+    PART + "name = 3": ["part 1: name must be a string; got 3"],
     PART + "name = 'a'\n" + PART + "name = 'a'": ["two parts are named a"],
     PART + "epochs = 'one'\n" + PART + "lr = [-1, 'x']": [
         "part 1: epochs must be a whole number of at least 0; got 'one'",
@@ -84,9 +84,9 @@ BAD = {
         "published 1: accuracy must be a fraction, such as 0.9 for 90 %; got 90",
     ],
     PART + "name = 'a'\n[[published]]\nstrategy = 3\nranks = -3\nseconds = nan\nof = 3\npart = 3": [
-        "published 1: strategy must be a text; got 3",
-        "published 1: of must be a text; got 3",
-        "published 1: part must be a text; got 3",
+        "published 1: strategy must be a string; got 3",
+        "published 1: of must be a string; got 3",
+        "published 1: part must be a string; got 3",
         "published 1: ranks must be a whole number of at least 1; got -3",
         "published 1: seconds must be a number from 0; got nan",
     ],

@@ -111,12 +111,12 @@ def test_arguments_are_words_a_text_or_an_axis(folder: Path) -> None:
         (
             '["--seed", "{seed}", "--lr", 0.1]',
             "true",
-            "[settings]: arguments must be a text, a list of words",
+            "[settings]: arguments must be a string, a list of words",
         ),
         (
             '["--seed", "{seed}", "--lr", 0.1]',
             "[[1], true]",
-            "[settings]: arguments must be a text, a list of",
+            "[settings]: arguments must be a string, a list of",
         ),
         ('"{seed}"', '"{sed}"', "part 1: unknown placeholder {sed} in the arguments of "),
         ('["--seed", "{seed}", "--lr", 0.1]', '"\'"', "[settings]: arguments: no closing quotation: '"),

@@ -57,14 +57,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--dtype", default="float32", help="type of the numbers (default: float32)")
     parser.add_argument(
-        "--repeats", type=int, default=100, metavar="N", help="the most calls of each (default: 100)"
+        "--repeats", type=int, default=100, metavar="N", help="maximum number of calls of each (default: 100)"
     )
     parser.add_argument(
         "--seconds",
         type=float,
         default=0.3,
         metavar="S",
-        help="the most seconds for the calls of each (default: 0.3)",
+        help="maximum seconds for the calls of each (default: 0.3)",
     )
     parser.add_argument("--json", type=parse_path, metavar="FILE", help="write every measurement to FILE")
     parser.add_argument("--plot", type=parse_path, metavar="FILE", help="draw the result: .png, .svg or .pdf")

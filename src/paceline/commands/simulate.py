@@ -129,7 +129,7 @@ def add_scaling_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--messages", type=int, default=3_000_000, metavar="N",
-        help="the most simulated messages for one number of ranks (default: 3000000)",
+        help="maximum number of simulated messages for one number of ranks (default: 3000000)",
     )  # fmt: skip
     parser.add_argument(
         "-o", "--out", type=parse_path, default=Path("scaling"), metavar="FOLDER",

@@ -78,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how, where = groups["how to train"], groups["where to run"]
     how.add_argument(
         "--epochs", action=Given, type=int, default=Config.epochs, metavar="N",
-        help="the most passes over the training data in a run (default: as many as the budget allows, or "
+        help="maximum number of passes over the training data in a run (default: as many as the budget allows, or "
         f"{Config.epochs} if the schedule depends on them)",
     )  # fmt: skip
     how.add_argument(

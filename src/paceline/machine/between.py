@@ -70,7 +70,9 @@ def measure_between(comm: Any, *, seconds: float) -> dict[str, Any]:
     """Measure between the first two hosts of these ranks for about `seconds`; return JSON values. Collective."""
     hosts = _ranks_of_hosts(comm)
     if len(hosts) < 2:
-        raise AgreedError("the network between hosts needs ranks on two of them; all are on one")
+        raise AgreedError(
+            "to measure the network between hosts, ranks must be on at least two; all are on one"
+        )
     pairs = list(zip(*hosts[:2], strict=False))
     rank = comm.Get_rank()
     alone = comm.Split(0 if rank in pairs[0] else 1, rank)

@@ -128,7 +128,7 @@ def make_costs(
             tables.setdefault(kind, {})[count] = [[amount, fair * taken] for amount, taken in points]
     if not bound:
         log.warning(
-            "other programs were running, so that work may seem to cost too much: `--recalibrate` measures it again"
+            "other programs were running, so the measured costs may be too high: `--recalibrate` measures them again"
         )
     return Costs(
         processor=processor(),

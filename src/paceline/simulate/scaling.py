@@ -422,7 +422,7 @@ class Scaling:
         if found.reason in ("staleness", "accuracy") and serial_accuracy is not None:
             because = explain_accuracy(found, serial_accuracy)
         elif computed:
-            because = "its times are those of whole computed runs, which are not repeated to find out what they are lost to"
+            because = "its times come from whole computed runs, which are not repeated without single costs"
         else:
             around = Circumstances(
                 scenario=candidate.scenario, ranks=candidate.ranks, each=candidate.batches_per_epoch

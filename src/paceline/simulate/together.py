@@ -731,7 +731,7 @@ class Forked:
         values = [leave_trace(model)[0] for model in self._models]
         if any(value != values[0] for value in values):
             self._worth = 2 * self._spent  # perhaps only at the start
-            log.info("no processes are started: what the ranks' models keep, besides buffers, differs")
+            log.info("no processes are started: the ranks' models differ in more than parameters and buffers")
             return False
         self._threads.close()  # a process is forked without them
         ours, theirs = zip(

@@ -297,7 +297,7 @@ class _Reader:
     def word(self, name: str, usual: str) -> str:
         value = self.values.get(name, usual)
         if not isinstance(value, str) or not value.isprintable() or (not value and usual):
-            raise UsageError(f"{self.where}: {name} must be a text in one line; got {value!r}")
+            raise UsageError(f"{self.where}: {name} must be a string of one line; got {value!r}")
         return value
 
     def flag(self, name: str, usual: bool) -> bool:
@@ -368,7 +368,7 @@ def _check_once(told: _Reader) -> None:
     """Refuse a file that gives the speed of a device twice or not at all."""
     forward, backward = "forward_seconds" in told.values, "backward_seconds" in told.values
     if forward != backward:
-        raise UsageError(f"{told.where}: forward_seconds and backward_seconds need each other")
+        raise UsageError(f"{told.where}: give both forward_seconds and backward_seconds, or neither")
     if ("samples_per_second" in told.values) + ("seconds" in told.values) + forward != 1:
         raise UsageError(
             f"{told.where}: give the speed of one device once: samples_per_second, seconds, or forward_seconds and "
@@ -401,7 +401,7 @@ def _layers(told: _Reader) -> list[Layer]:
     if listed is None:
         if total is None:
             raise UsageError(
-                f"{told.where}: parameters is missing: how many there are, or [[layers]] that have them"
+                f"{told.where}: parameters is missing: give their number, or [[layers]] with the parameters of each"
             )
         count = min(LAYERS, total)
         return [Layer(parameters=total * (i + 1) // count - total * i // count) for i in range(count)]

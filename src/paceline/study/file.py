@@ -82,7 +82,7 @@ def mistake(name: str, value: Any) -> str | None:
     if name == "arguments":
         return None
     if not isinstance(value, str | int | float):
-        return f"{name.replace('_', '-')} must be a text, a number or a list of them; got {value!r}"
+        return f"{name.replace('_', '-')} must be a string, a number or a list of them; got {value!r}"
     try:
         if name == "ranks":
             ranks_of(value)
@@ -241,7 +241,7 @@ def read(path: Path) -> Study:
     wrong: list[str] = _unknown("the file", told, TOP)
     for name in ("title", "question"):
         if not isinstance(told.get(name, ""), str):
-            wrong.append(f"{name} must be a text; got {told[name]!r}")
+            wrong.append(f"{name} must be a string; got {told[name]!r}")
     target = _target(told, wrong)
     timeout = _number(told, "timeout", wrong, "a number of seconds above 0")
     if not isinstance(told.get("all_threads", True), bool):
@@ -333,7 +333,7 @@ def _parts(matrix: Any, everywhere: dict[str, list[Any]], home: Path, wrong: lis
         name = given.get("name")
         label = f"part {number}" + (f" ({name})" if isinstance(name, str) else "")
         if name is not None and not isinstance(name, str):
-            wrong.append(f"{label}: name must be a text; got {name!r}")
+            wrong.append(f"{label}: name must be a string; got {name!r}")
         settings = {key: value for key, value in given.items() if key not in ("name", "simulation")}
         simulation = _table(given, "simulation", SIMULATION, wrong, within=f"{label}: ")
         own = _axes(label, settings, (*SETTINGS, *SIMULATION), wrong)
@@ -416,7 +416,7 @@ def _argument_lists(where: str, value: Any, wrong: list[str]) -> list[tuple[str,
             found.append(tuple(map(str, split)))
         else:
             wrong.append(
-                f"{where}: arguments must be a text, a list of words, or a list of such lists; got {words!r}"
+                f"{where}: arguments must be a string, a list of words, or a list of such lists; got {words!r}"
             )
     return found
 
@@ -510,7 +510,7 @@ def _figure_mistakes(
 
 def _wrong_text(name: str, value: Any, strategies: list[str], parts: Sequence[StudyPart]) -> str | None:
     if not isinstance(value, str):
-        return f"{name} must be a text; got {value!r}"
+        return f"{name} must be a string; got {value!r}"
     if name == "of" and value not in ("test", "training"):
         return f"of must be test or training; got {value!r}"
     if name == "strategy" and value not in strategies:

@@ -259,7 +259,7 @@ class _Rule(NamedTuple):
     words: str
 
 
-TEXT = _Rule(is_text, "a text")
+TEXT = _Rule(is_text, "a string")
 SHARE = _Rule(lambda value: is_share(value) and value > 0, "a fraction above 0 and at most 1")
 # The rules for the values of an object in a file; a name in brackets may be null or missing.
 FIGURE = {

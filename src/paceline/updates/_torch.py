@@ -272,7 +272,7 @@ class TorchOptimizer:
         for name, value in self.start_at(x, state.first).items():
             if name not in state or state[name].shape != value.shape:
                 raise UsageError(
-                    f"{self.kind} keeps {name} since a later step: give all options at the start"
+                    f"{self.kind} has begun to keep {name} after its first step: give all options at the start"
                 )
             state[name][...] = value
         state.copy_of_optimizer = None
@@ -386,7 +386,7 @@ class PartOptimizer:
             for name, value in memory.items():
                 if name not in names and value is not None:
                     raise UsageError(
-                        f"{self._update.kind} keeps {name} since a later step: give all options at the start"
+                        f"{self._update.kind} has begun to keep {name} after its first step: give all options at the start"
                     )
         for entry in entries:
             value, view = memory.get(entry.name), unit.memory[entry.name]
