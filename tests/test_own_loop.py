@@ -120,8 +120,8 @@ def simulate(program: Callable[..., Any], ranks: int = 3, **options: Any) -> lis
     return simulate_program(program, ranks, Options(**options)).outcome.values
 
 
-def plain(epochs: int = 2, clip: float | None = 0.5) -> Any:
-    """Train without paceline, on the batches that one process gets."""
+def list_batches(epochs: int = 2) -> list[Any]:
+    """Return the batches that one process gets."""
     seen: list[Any] = []
     with session("serial", runs=None) as ranks:
         other = nn.Linear(6, 3)
@@ -131,9 +131,14 @@ def plain(epochs: int = 2, clip: float | None = 0.5) -> Any:
                 seen.append((inputs.clone(), labels.clone()))
                 loss_of(other, inputs, labels).backward()
                 made.step()
+    return seen
+
+
+def plain(epochs: int = 2, clip: float | None = 0.5) -> Any:
+    """Train without paceline, on the batches that one process gets."""
     model = net()
     optimizer = adamw(model)
-    for inputs, labels in seen:
+    for inputs, labels in list_batches(epochs):
         optimizer.zero_grad()
         loss_of(model, inputs, labels).backward()
         if clip is not None:
@@ -154,6 +159,31 @@ def test_sync_equals_one_process_with_adamw_and_clipping(collective: str) -> Non
     want = plain()
     for mine, _ in simulate(partial(train, strategy=f"sync:allreduce={collective}")):
         assert np.allclose(mine, want, atol=2e-6)
+
+
+@pytest.mark.parametrize("strategy", ["sync:allreduce=ring", "sync:allreduce=shared-memory"])
+def test_a_loss_that_is_a_sum(strategy: str) -> None:
+    def take_step(model: nn.Module, made: Any, inputs: Any, labels: Any) -> None:
+        made.zero_grad()
+        nn.functional.cross_entropy(model(inputs), labels, reduction="sum").backward()
+        made.step()
+
+    def program(comm: Any) -> Any:
+        model = net()
+        with session(strategy, runs=None, comm=comm) as ranks:
+            _, made = ranks.attach(model, torch.optim.SGD(model.parameters(), lr=0.005), reduction="sum")
+            for _ in ranks.epochs(2):
+                for inputs, labels in ranks.share((X, Y), batch=16):
+                    take_step(model, made, inputs, labels)
+        return parameters(model)
+
+    model = net()
+    made = torch.optim.SGD(model.parameters(), lr=0.005)
+    for inputs, labels in list_batches():
+        take_step(model, made, inputs, labels)
+    found = simulate(program)
+    assert len(found) == 3
+    assert all(np.allclose(mine, parameters(model), atol=2e-6) for mine in found)
 
 
 @pytest.mark.parametrize(
