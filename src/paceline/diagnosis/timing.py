@@ -224,13 +224,10 @@ def timing_of(runs: Sequence[Run], *, together: bool, served: bool) -> StepTimin
 def _log(run: Run) -> dict[str, Array] | None:
     """Return the columns of a run's steps; None if there are none."""
     steps = run.steps
-    rows = len(steps["rank"])
-    if not rows:
+    if not len(steps["rank"]):
         return None
     return {
-        name: steps[name].astype(float if name not in ("rank", "count") else int)
-        if name in steps
-        else np.zeros(rows)
+        name: steps[name].astype(int if name in ("rank", "count") else float)
         for name in ("rank", "count", "compute", "exchange", "update", "wait")
     }
 
