@@ -6,31 +6,32 @@ TYPE_CHECKING = False  # as in typing, whose import takes longer than everything
 
 __version__ = "0.1.0"
 
-# Public names and where they live: each is imported when it is first used, so that `import paceline` is cheap and
-# starts nothing.
-_PLACES = {
-    "Batch": "paceline.data",
-    "Config": "paceline.config",
-    "Dataset": "paceline.data",
-    "Fitted": "paceline.training.rank",
-    "GlobalDropout": "paceline.models",
-    "MLP": "paceline.models.mlp",
-    "Model": "paceline.models",
-    "Run": "paceline.record",
-    "Strategy": "paceline.strategies",
-    "TorchModel": "paceline.models",
-    "UsageError": "paceline.errors",
-    "Worker": "paceline.worker",
-    "allreduce": "paceline.collectives",
-    "fit": "paceline.fitting",
-    "load": "paceline.data",
-    "load_model": "paceline.prediction",
-    "predict": "paceline.prediction",
-    "session": "paceline.own_loop",
+# Public names and their modules: each is imported when it is first used, so that `import paceline` is cheap and starts
+# nothing.
+_MODULES = {
+    "Batch": "data",
+    "Config": "config",
+    "Dataset": "data",
+    "Fitted": "training.rank",
+    "GlobalDropout": "models",
+    "MLP": "models.mlp",
+    "Model": "models",
+    "Run": "record",
+    "Strategy": "strategies",
+    "TorchModel": "models",
+    "UsageError": "errors",
+    "Worker": "worker",
+    "allreduce": "collectives",
+    "fit": "fitting",
+    "load": "data",
+    "load_model": "prediction",
+    "predict": "prediction",
+    "session": "own_loop",
 }
-__all__ = ["__version__", *sorted(_PLACES)]
+__all__ = ["__version__", *sorted(_MODULES)]
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from paceline.collectives import allreduce as allreduce
@@ -53,14 +54,23 @@ if TYPE_CHECKING:
     from paceline.worker import Worker as Worker
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _PLACES:
-        raise AttributeError(f"module 'paceline' has no attribute {name!r}")
-    import importlib
+def import_when_used(package: str, modules: dict[str, str]) -> Callable[[str], Any]:
+    """Return the `__getattr__` of a package that imports each name from its module when the name is first used."""
 
-    value = getattr(importlib.import_module(_PLACES[name]), name)
-    globals()[name] = value
-    return value
+    def find(name: str) -> Any:
+        if name not in modules:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        import importlib
+        import sys
+
+        value = getattr(importlib.import_module(f"{package}.{modules[name]}"), name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return find
+
+
+__getattr__ = import_when_used(__name__, _MODULES)
 
 
 def __dir__() -> list[str]:

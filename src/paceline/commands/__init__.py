@@ -103,6 +103,12 @@ def _add_fields(of: type[Any], group_of: dict[str, Any], but: Collection[str] = 
         )
 
 
+def add_folders(parser: argparse.ArgumentParser) -> None:
+    """Add the folders of the runs that a command is about."""
+    what = "folders of runs, or folders that contain runs"
+    parser.add_argument("runs", nargs="+", metavar="RUNS", type=parse_path, help=what)
+
+
 def add_hosts(group: Any) -> None:
     """Add `--hosts`."""
     group.add_argument(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from paceline.commands import parse_path
+from paceline.commands import add_folders, parse_path
 from paceline.errors import UsageError
 from paceline.export import TOOLS
 
@@ -21,13 +21,7 @@ examples:
 
 Runs that have been exported before are left as they are.
 """
-    parser.add_argument(
-        "runs",
-        nargs="+",
-        metavar="RUNS",
-        type=parse_path,
-        help="folders of runs, or folders that contain runs",
-    )
+    add_folders(parser)
     parser.add_argument("--to", required=True, choices=TOOLS, help="the tool to export to")
     parser.add_argument("--out", type=parse_path, metavar="DIR", help="folder to write to")
     parser.add_argument(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.commands import parse_path
+from paceline.commands import add_folders, parse_path
 from paceline.errors import UsageError
 
 if TYPE_CHECKING:
@@ -24,13 +24,7 @@ examples:
   paceline report runs -o report.md -o report.pdf --figures figures --tables tables --target 0.9
   paceline report runs --target 'perplexity<=12'
 """
-    parser.add_argument(
-        "runs",
-        nargs="+",
-        metavar="RUNS",
-        type=parse_path,
-        help="folders of runs, or folders that contain runs",
-    )
+    add_folders(parser)
     parser.add_argument(
         "-o", "--out", type=parse_path, action="append", metavar="FILE",
         help="the report: .html, .md (with a folder of figures) or .pdf; may be given several times "

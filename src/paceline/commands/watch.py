@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.commands import parse_path
+from paceline.commands import add_folders
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -36,13 +36,7 @@ IMPORTANT = ("state", "quality", "epoch", "left", "settings", "samples/s", "wait
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments."""
     parser.epilog = EXAMPLES
-    parser.add_argument(
-        "runs",
-        nargs="+",
-        metavar="RUNS",
-        type=parse_path,
-        help="folders of runs, or folders that contain runs",
-    )
+    add_folders(parser)
     parser.add_argument(
         "--port", type=int, default=0, metavar="N", help="serve the page on this port (default: a free one)"
     )

@@ -13,8 +13,9 @@ make_compute         the simulator's computing costs, from measurements
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from paceline import import_when_used
 
 # Imported when first used: the command line reads its options before NumPy is loaded, whose number of threads is set
 # by the environment.
@@ -42,10 +43,4 @@ if TYPE_CHECKING:
     from paceline.machine.profile import load_network as load_network
     from paceline.machine.profile import make_compute as make_compute
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module 'paceline.machine' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"paceline.machine.{_MODULES[name]}"), name)
-    globals()[name] = value
-    return value
+__getattr__ = import_when_used(__name__, _MODULES)

@@ -12,9 +12,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from paceline import import_when_used
 from paceline.models._model import (
     BUFFER,
     Array,
@@ -74,10 +74,4 @@ __all__ = [
     "tally",
 ]
 
-_NEED_TORCH = ("TorchModel", "GlobalDropout")
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _NEED_TORCH:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}._torch"), name)
+__getattr__ = import_when_used(__name__, {"TorchModel": "_torch", "GlobalDropout": "_torch"})

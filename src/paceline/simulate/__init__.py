@@ -14,8 +14,9 @@ is known by its figures alone.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from paceline import import_when_used
 
 # Imported when first used: the command line reads its options before NumPy is loaded, whose number of threads is set
 # by the environment.
@@ -38,10 +39,4 @@ if TYPE_CHECKING:
     from paceline.simulate.training import simulate as simulate
     from paceline.simulate.whatif import Scenario as Scenario
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module 'paceline.simulate' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"paceline.simulate.{_MODULES[name]}"), name)
-    globals()[name] = value
-    return value
+__getattr__ = import_when_used(__name__, _MODULES)

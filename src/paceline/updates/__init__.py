@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline import import_when_used
 from paceline.errors import UsageError
 
 if TYPE_CHECKING:
@@ -22,13 +22,9 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 State = dict[str, Array]
 
-_NEED_TORCH = ("TorchOptimizer", "TorchState", "describe_optimizer")
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _NEED_TORCH:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}._torch"), name)
+__getattr__ = import_when_used(
+    __name__, {"TorchOptimizer": "_torch", "TorchState": "_torch", "describe_optimizer": "_torch"}
+)
 
 
 @runtime_checkable
