@@ -29,7 +29,7 @@ from paceline.figures import (
     save,
     svg,
 )
-from paceline.figures.drawing import draw_page, limits, text_width, wrap
+from paceline.figures.drawing import draw_page, limits, place_labels, text_width, wrap
 from paceline.figures.palette import (
     COLLECTIVES,
     ORIGINS,
@@ -313,6 +313,46 @@ def test_no_label_of_a_point_crosses_the_border_of_those_that_never_arrived(widt
     inside = [(words, one) for words, one in seen_texts(page) if one.y0 > box.y0 and one.y1 < box.y1]
     assert inside
     assert not [words for words, one in inside if one.x0 < at < one.x1]
+
+
+@widths
+@pytest.mark.parametrize("log", [False, True])
+def test_points_that_never_arrived_stay_in_their_column_however_many_are_equally_good(
+    width: float, log: bool
+) -> None:
+    points = (
+        Point(label="serial", strategy="serial", x=1.0, y=0.95),
+        Point(label="hogwild", strategy="hogwild", x=9.0, y=0.94),
+        *(Point(label=f"sync, {k} ranks", strategy="sync", x=None, y=0.9) for k in range(20)),
+    )
+    figure = documents.front()
+    figure = replace(figure, points=points, front=(), x=replace(figure.x, log=log))
+    page, hits = draw_page([[figure]], width)
+    (axes,) = page.axes
+    border = next(line for line in axes.lines if len(line.get_xdata()) == 2)
+    at = axes.transData.transform((border.get_xdata()[0], 0.9))[0]
+    assert all(at < hit.x < axes.get_window_extent().x1 for hit in hits[2:])
+    assert len({round(hit.x, 3) for hit in hits[2:]}) == 20
+
+
+@widths
+def test_the_label_of_the_answer_is_its_name_where_others_are_numbers(width: float) -> None:
+    figure = crowd()
+    points = list(figure.points)
+    points[5] = replace(points[5], label="sync, 7 ranks", chosen=True)
+    page, _ = draw_page([[replace(figure, points=(*points, *points[:5]), front=())]], width)
+    labels = [words for words, _ in seen_texts(page)]
+    assert "sync, 7 ranks" in labels
+    assert "1" in labels
+
+
+def test_a_label_is_beside_the_spread_of_points_if_there_is_room_nearby() -> None:
+    beside = place_labels(["a"], [(50, 50)], 10, (100, 100))
+    assert beside == [(7.5, 0.0)]
+    assert place_labels(["a"], [(50, 50)], 10, (100, 100), rather=[(40, 48, 70, 52)]) == [(0, 7.5)]
+    everywhere = [(0.0, 0.0, 100.0, 100.0)]
+    assert place_labels(["a"], [(50, 50)], 10, (100, 100), rather=everywhere) == beside
+    assert place_labels(["a"], [(50, 50)], 10, (100, 100), avoid=everywhere) is None
 
 
 def test_a_front_is_a_dashed_line_between_its_points() -> None:

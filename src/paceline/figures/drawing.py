@@ -685,6 +685,10 @@ PLACES = (
 )  # fmt: skip
 # From the point, in font sizes; a label that is further away than one has a line to its point.
 DISTANCES = (0.75, 1.5, 2.5, 4.0)
+# How much wider than measured a label may be: in PNG, every letter is as wide as a whole number of pixels.
+HINTED = 1.08
+# How much further away the label of the answer is, in points: its point has a ring.
+RINGED = 3.0
 # Points far worse than the others are drawn below the axis: the height of their band, and of their arrows, in points.
 BAND, ARROW = 44.0, 20.0
 FAR_WORSE = "worse"
@@ -765,7 +769,9 @@ def _divide_page(figure: Points, width: float, height: float) -> Areas:
     if xs:
         # Those without x that are also beyond the other axis are beside each other: the column has room for them.
         several = sum(figure.points[k].x is None for k in far)
-        part = min(max(1 / 6, (several + 1) * 15 / (width - 50)), 0.45)
+        beside = [p.y for k, p in enumerate(figure.points) if p.x is None and k not in far]
+        most = max(map(abs, _swarm(_heights(beside, bottom, top, height, far))), default=0.0)
+        part = min(max(1 / 6, max((several + 1) * 15, 2 * (most + 15)) / (width - 50)), 0.45)
         outside = any(point.x is None for point in figure.points)
         column, end = _column_outside(low, high, part, log=figure.x.log) if outside else (high, high)
     edge = level = worst = top if figure.descending else bottom
@@ -807,9 +813,13 @@ def _place_points(figure: Points, areas: Areas, width: float, height: float) -> 
         several = [k for k in far if points[k].x is None]
         moved.update(zip(several, _spread_evenly(areas.high, areas.end, len(several), log=log), strict=True))
         beside = [k for k, point in enumerate(points) if point.x is None and k not in far]
-        scale = (height - BAND * bool(far)) / (areas.top - areas.bottom)
-        for k, offset in zip(beside, _swarm([points[k].y * scale for k in beside]), strict=True):
-            across, (low, end) = offset / (width - 50), (areas.low, areas.end)
+        heights = _heights([points[k].y for k in beside], areas.bottom, areas.top, height, far)
+        low, high, end = (math.log(x) if log else x for x in (areas.low, areas.high, areas.end))
+        offsets = [offset / (width - 50) for offset in _swarm(heights)]
+        room = (end - high) / (end - low) / 2 - 9 / (width - 50)  # from the middle of the column
+        closer = min(1.0, room / max(map(abs, offsets), default=1.0)) if any(offsets) else 1.0
+        for k, offset in zip(beside, offsets, strict=True):
+            across, (low, end) = closer * offset, (areas.low, areas.end)
             moved[k] = areas.column * (end / low) ** across if log else areas.column + across * (end - low)
     return [
         (moved.get(k, areas.column) if point.x is None else point.x, areas.level if k in far else point.y)
@@ -897,6 +907,14 @@ def _spread_evenly(low: float, high: float, number: int, *, log: bool) -> list[f
     """
     parts = [(k + 1) / (number + 1) for k in range(number)]
     return [low * (high / low) ** part if log else low + part * (high - low) for part in parts]
+
+
+def _heights(
+    values: Sequence[float], bottom: float, top: float, height: float, far: Sequence[int]
+) -> list[float]:
+    """Return how high values are on a page of this height, in points, from an arbitrary level."""
+    scale = (height - BAND * bool(far)) / (top - bottom)
+    return [value * scale for value in values]
 
 
 def _swarm(heights: Sequence[float]) -> list[float]:
@@ -999,45 +1017,54 @@ def _add_labels(
     far: Sequence[int],
     among: Sequence[str],
 ) -> None:
-    """Label every point where there is room; the others are numbered and listed in the legend.
+    """Label every point where there is room, the answer first; the others are numbered and listed in the legend.
 
     Those that were stopped have no label: there may be many of them.
     """
     named = [k for k, point in enumerate(figure.points) if not point.stopped]
+    named.sort(key=lambda k: not figure.points[k].chosen)
     small = [(x - 3, y - 3, x + 3, y + 3) for k, (x, y) in enumerate(spots) if k not in named]
     values = [figure.y.spell(figure.points[k].y) if k in far else "" for k in named]
     figure = replace(figure, points=tuple(figure.points[k] for k in named))
     marks, spots, lines = [marks[k] for k in named], [spots[k] for k in named], [*lines, *small]
     flags = {point.flag for point in figure.points if point.flag}
-    full = [
-        ", ".join(filter(None, (point.label, value, point.flag)))
-        for point, value in zip(figure.points, values, strict=True)
-    ]
+    full, brief = (
+        [
+            ", ".join(filter(None, (point.label, value, point.flag if with_flags else "")))
+            for point, value in zip(figure.points, values, strict=True)
+        ]
+        for with_flags in (True, len(flags) > 1)  # if all flags are the same, the cross explains them
+    )
     size = drawing.size - 1.5
     column = [k for k, point in enumerate(figure.points) if point.x is None]
     # A label may cross the spread of points, if there is no other room, but never the front or the border of a column.
     labels, found = full, None
-    for boxes in ([*lines, *spreads], lines):
-        found = place_labels(full, spots, size, page, avoid=boxes, close=column) if found is None else found
+    for some in (full, brief):
+        if found is None:
+            labels = some
+            found = place_labels(labels, spots, size, page, avoid=lines, rather=spreads, close=column)
     entries = _short_legend(figure.points, among) if found is None and len(full) > CROWD else []
     if entries:
         labels = [point.label if point.chosen else point.short[1] for point in figure.points if point.short]
-        found = place_labels(labels, spots, size, page, avoid=[*lines, *spreads], must=True)
+        found = place_labels(labels, spots, size, page, avoid=lines, rather=spreads, close=column, must=True)
         drawing.handles += entries
     if found is None:
-        labels, kept = _number_some(full, spots, size, page, [*lines, *spreads])
-        found = place_labels(labels, spots, size, page, avoid=[*lines, *spreads], close=kept, must=True) or []
-        for k, (number, point, value) in enumerate(zip(labels, figure.points, values, strict=True)):
+        chosen = {k for k, point in enumerate(figure.points) if point.chosen}
+        labels, kept = _number_some(brief, spots, size, page, lines, spreads, chosen)
+        close = kept - chosen
+        found = (
+            place_labels(labels, spots, size, page, avoid=[*lines, *spreads], close=close, must=True) or []
+        )
+        for k, (number, point) in enumerate(zip(labels, figure.points, strict=True)):
             if k not in kept:
                 style = style_of(point.strategy, among)
                 look = _dot_look(style.colour, simulated=point.simulated, oversubscribed=point.oversubscribed)
-                # If all flags are the same, the cross explains them.
-                words = ", ".join(filter(None, (point.label, value, point.flag if len(flags) > 1 else "")))
                 handle = _line(
-                    label=f"{number}  {words}", **(look | {"marker": style.marker, "markersize": 6})
+                    label=f"{number}  {brief[k]}", **(look | {"marker": style.marker, "markersize": 6})
                 )
                 drawing.handles.append(handle)
     for words, (dx, dy), mark, point in zip(labels, found, marks, figure.points, strict=True):
+        dx += math.copysign(RINGED, dx) if point.chosen and dx else 0.0
         across = ("left", 0.0) if dx > 0 else ("right", 1.0) if dx < 0 else ("center", 0.5)
         along = ("bottom", 0.0) if dy > 0 else ("top", 1.0) if dy < 0 else ("center", 0.5)
         leader: dict[str, Any] = {
@@ -1074,13 +1101,20 @@ def _number_some(
     spots: Sequence[tuple[float, float]],
     size: float,
     page: tuple[float, float],
-    avoid: Sequence[Box],
+    lines: Sequence[Box],
+    spreads: Sequence[Box],
+    chosen: Collection[int],
 ) -> tuple[list[str], set[int]]:
     """Replace labels without room beside their points by numbers; return all, and which ones are words.
 
-    If there is little room even for numbers, all are.
+    If there is little room even for numbers, all are, except for that of the answer, `chosen`: it may be at some distance.
     """
     kept: set[int] = set()
+    for k in chosen:
+        others = [(x - 7, y - 7, x + 7, y + 7) for x, y in [*spots[:k], *spots[k + 1 :]]]
+        if place_labels([labels[k]], [spots[k]], size, page, avoid=[*lines, *others]) is not None:
+            kept.add(k)
+    whole = frozenset(kept)
 
     def choose(whole: set[int]) -> list[str]:
         numbers = iter(range(1, len(labels) + 1))
@@ -1088,7 +1122,8 @@ def _number_some(
 
     for k in range(len(labels)):
         more = kept | {k}
-        if place_labels(choose(more), spots, size, page, avoid=avoid, close=more) is not None:
+        avoid, close = [*lines, *spreads], more - whole
+        if place_labels(choose(more), spots, size, page, avoid=avoid, close=close) is not None:
             kept = more
     return choose(kept), kept
 
@@ -1100,13 +1135,15 @@ def place_labels(
     page: tuple[float, float],
     *,
     avoid: Sequence[Box] = (),
+    rather: Sequence[Box] = (),
     close: Collection[int] = (),
     must: bool = False,
 ) -> list[tuple[float, float]] | None:
     """Return the offset of each label from its point, so that no label covers another one, a point or something to avoid.
 
-    `page`: the width and height of the axes. `close`: the numbers of labels that must be right beside their points. None
-    if there is no room; `must`: then a label without room is put beside its point.
+    `page`: the width and height of the axes. `rather`: to be avoided, too, if there is room elsewhere. `close`: the numbers
+    of labels that must be right beside their points. None if there is no room; `must`: then a label without room covers
+    what is to be avoided or, if it must, a point.
 
     >>> place_labels(["a", "b"], [(50, 50), (52, 50)], 10, (100, 100))
     [(-7.5, 0.0), (7.5, 0.0)]
@@ -1116,12 +1153,22 @@ def place_labels(
     taken: list[Box] = [(x - 7, y - 7, x + 7, y + 7) for x, y in spots]
     found = []
     for k, (words, spot) in enumerate(zip(labels, spots, strict=True)):
-        others = [*taken[:k], *taken[k + 1 :], *avoid]
-        places = _places(spot, text_width(words, size), size, DISTANCES[:1] if k in close else DISTANCES)
-        free = next(((to, box) for to, box in places if _inside(box, page) and not _touch(box, others)), None)
+        others = [*taken[:k], *taken[k + 1 :]]
+        places = list(_places(spot, text_width(words, size), size))
+        each = len(PLACES)
+        beside, near, inside = (
+            [(to, box) for to, box in places[:most] if _inside(box, page)]
+            for most in (each, each if k in close else 2 * each, len(places))
+        )
+        able = beside if k in close else inside
+        ways = [(near, [*others, *avoid, *rather]), (able, [*others, *avoid])]
+        ways += [(inside, [*others, *avoid]), (inside, others)] if must else []
+        free = next(((to, box) for some, full in ways for to, box in some if not _touch(box, full)), None)
         if free is None and not must:
             return None
-        offset, box = free or next(_places(spot, text_width(words, size), size))
+        offset, box = free or min(
+            inside or places, key=lambda place: sum(_touch(place[1], [other]) for other in others)
+        )
         found.append(offset)
         taken.append(box)
     return found
@@ -1133,12 +1180,10 @@ def _line_box(one: tuple[float, float], other: tuple[float, float]) -> Box:
     return x0 - 1.5, y0 - 1.5, x1 + 1.5, y1 + 1.5
 
 
-def _places(
-    spot: tuple[float, float], wide: float, size: float, distances: Sequence[float] = DISTANCES
-) -> Iterator[tuple[tuple[float, float], Box]]:
+def _places(spot: tuple[float, float], wide: float, size: float) -> Iterator[tuple[tuple[float, float], Box]]:
     """Yield the places of a label of this width, the best first: its offset from its point, and its box."""
-    (x, y), high = spot, LINE * size
-    for distance in distances:
+    (x, y), wide, high = spot, HINTED * wide, LINE * size
+    for distance in DISTANCES:
         for right, up in PLACES:
             dx, dy = right * distance * size, up * distance * size
             left = x + dx - (0 if right > 0 else wide if right < 0 else wide / 2)
