@@ -287,11 +287,18 @@ def test_what_is_no_benchmark_is_refused(tmp_path: Path, text: str) -> None:
 
 def test_each_study_has_its_own_target(runs: list[Run], tmp_path: Path) -> None:
     def page(*told: tuple[str, float | None, int]) -> Document:
-        for name, target, batch in told:
+        for number, (name, target, batch) in enumerate(told):
             shutil.rmtree(tmp_path / name, ignore_errors=True)
             (tmp_path / name).mkdir()
             for strategy in ("serial", "sync"):
-                copy_run(runs[0], tmp_path / name, strategy=strategy, batch=batch, threads=1)
+                copy_run(
+                    runs[0],
+                    tmp_path / name,
+                    strategy=strategy,
+                    batch=batch,
+                    threads=1,
+                    train_seconds=3.0 + number,
+                )
             study = {"title": name, "question": f"{name}?", "target_accuracy": target}
             (tmp_path / name / "study.json").write_text(json.dumps(study))
         places = [tmp_path / name for name, *_ in told]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import shutil
@@ -111,7 +112,7 @@ def test_every_page_says_what_was_left_out(
         f"{folder / runs[0].folder.name / 'summary.json'} is damaged: train_seconds is -5",
         f"{folder / 'study.json'}: target_accuracy must be a fraction above 0 and at most 1; got 95",
     ]
-    title = "Left out of this report because damaged: 2"
+    title = "Left out of this report: 2"
     text = re.sub(r"\\(?=[_|<>~*`\[\]])", "", report(folder, tmp_path / "a.md"))
     assert text.endswith(f"**{title}**\n\n{lines[0]}\n\n{lines[1]}\n")
     assert "9500" not in text
@@ -132,10 +133,10 @@ def test_many_are_folded(folder: Path, runs: list[Run], tmp_path: Path) -> None:
         copy = copy_run(runs[2], folder)
         (copy.folder / "steps.npz").unlink()
     text = report(folder, tmp_path / "a.md")
-    assert "<details><summary>Left out of this report because damaged: 7</summary>\n\n" in text
+    assert "<details><summary>Left out of this report: 7</summary>\n\n" in text
     assert text.count(" has no steps.npz") == 5
     page = report(folder, tmp_path / "a.html")
-    assert "<details><summary>Left out of this report because damaged: 7</summary><p" in page
+    assert "<details><summary>Left out of this report: 7</summary><p" in page
 
 
 def test_nothing_is_said_where_nothing_was_left_out(runs: list[Run], tmp_path: Path) -> None:
@@ -145,3 +146,27 @@ def test_nothing_is_said_where_nothing_was_left_out(runs: list[Run], tmp_path: P
 def test_where_no_run_is_left(runs: list[Run]) -> None:
     page = document_of([], context=Context(failed=(make_failed(runs[0]),), left_out=("a is damaged",)))
     assert [section.title for section in page.sections] == ["Cells that failed", "Left out"]
+
+
+def test_the_copy_of_a_run_is_no_repetition(runs: list[Run], tmp_path: Path) -> None:
+    for name in ("<i>", "a", "b"):
+        shutil.copytree(runs[0].folder, tmp_path / "runs" / name)
+    copy_run(runs[0], tmp_path / "runs", train_seconds=123.0)  # the same seed, but another run
+    page = re.sub(r"<wbr>", "", report(tmp_path / "runs", tmp_path / "a.html"))
+    assert ">Left out of this report: 2<" in page
+    for name in ("a", "b"):
+        assert f">{tmp_path}/runs/{name} is a copy of {tmp_path}/runs/&lt;i&gt;<" in page
+    heads, *rows = csv.reader((tmp_path / "a-files" / "results-1.csv").read_text().splitlines())
+    assert [dict(zip(heads, row, strict=True))["runs"] for row in rows] == ["2"]
+
+
+def test_of_many_runs_that_are_left_out_some_are_named(
+    runs: list[Run], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in range(9):
+        shutil.copytree(runs[0].folder, tmp_path / "runs" / f"{number}")
+    text = report(tmp_path / "runs", tmp_path / "a.md")
+    *named, rest = caplog.messages
+    assert named == [f"left out: {tmp_path}/runs/{k} is a copy of {tmp_path}/runs/0" for k in range(1, 6)]
+    assert rest == "left out: 3 more"
+    assert text.count(" is a copy of ") == 8

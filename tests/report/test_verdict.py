@@ -68,6 +68,21 @@ def test_nothing_but_one_rank(runs: list[Run], tmp_path: Path) -> None:
     assert said(page)[1].endswith(": serial, 1 rank, in 3.00 s.")
 
 
+def test_who_reached_the_target_in_some_runs_is_not_said_to_have_missed_it(
+    runs: list[Run], tmp_path: Path
+) -> None:
+    ways = [
+        ("serial", 1, 4.0, 0.95),
+        ("hogwild", 2, 2.0, 0.95),
+        ("hogwild", 2, 2.5, 0.5, 1),
+        ("psgd", 2, 1.0, 0.5),
+    ]
+    page = document_of(make_runs(runs, tmp_path, *ways), target=0.9)
+    assert said(page)[1].endswith(
+        ": serial, 1 rank, in 4.00 s; not reached by psgd; not in every run by hogwild."
+    )
+
+
 def test_who_reached_the_target_on_one_rank_alone(runs: list[Run], tmp_path: Path) -> None:
     ways = [("serial", 1, 4.0, 0.95), ("psgd", 1, 1.0, 0.95), ("psgd", 2, 2.0, 0.5)]
     page = document_of(make_runs(runs, tmp_path, *ways), target=0.9)

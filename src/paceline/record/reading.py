@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from collections.abc import Iterable
@@ -20,6 +21,10 @@ from paceline.record import checkpoint, schema
 from paceline.record.checkpoint import State
 from paceline.record.rows import saved_logs
 from paceline.record.writing import STEP_COLUMNS, steps_table
+
+log = logging.getLogger(__name__)
+# Of more runs that are left out, the others are only counted in the log.
+NAMED = 5
 
 
 def _tables(run: Run) -> list[str]:
@@ -248,8 +253,8 @@ def find_runs(
 ) -> list[Run]:
     """Find the complete runs among some folders, each a run or a folder of runs, sorted by name; each run once.
 
-    A run that is damaged or cannot be read is skipped with a warning, which is also added to `left_out`. Runs that were cut
-    and have a checkpoint are added to `cut`.
+    A run that is damaged or cannot be read is skipped with a warning, which is also added to `left_out`; so is the copy of
+    another one, which would count as a repetition. Runs that were cut and have a checkpoint are added to `cut`.
     """
     found: list[Path] = []
     for place in map(Path, places):
@@ -267,18 +272,30 @@ def find_runs(
     once: dict[str, Path] = {}
     for folder in found:
         once.setdefault(os.path.realpath(folder), folder)  # a link to itself stays as it is
-    runs = []
+    runs: list[Run] = []
+    wrong: list[str] = []
+    known: dict[str, Path] = {}
     for folder in once.values():
         try:
             run = Run(folder)
             if run.complete:
                 run.check()
+                # No two runs take the same time, to the last digit, in folders of the same name.
+                same = known.setdefault(
+                    json.dumps([run.config, run.summary, run.environment], sort_keys=True), folder
+                )
+                if same is not folder:
+                    raise UsageError(f"{folder} is a copy of {same}")
                 runs.append(run)
             elif cut is not None and run.cut is not None:
                 run.check()
                 cut.append(run)
         except UsageError as error:
-            logging.getLogger(__name__).warning("left out: %s", error)
-            if left_out is not None:
-                left_out.append(str(error))
+            wrong.append(str(error))
+    for line in wrong[:NAMED]:
+        log.warning("left out: %s", line)
+    if len(wrong) > NAMED:
+        log.warning("left out: %d more", len(wrong) - NAMED)
+    if left_out is not None:
+        left_out += wrong
     return runs

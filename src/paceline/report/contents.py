@@ -688,9 +688,9 @@ def list_left_out(damaged: Sequence[str]) -> Text:
     """List what was left out of the report, and why.
 
     >>> list_left_out(["runs/a/summary.json is damaged: ranks is 0"]).title
-    'Left out of this report because damaged: 1'
+    'Left out of this report: 1'
     """
-    title = f"Left out of this report because damaged: {len(damaged)}"
+    title = f"Left out of this report: {len(damaged)}"
     return replace(foldable(damaged, title), title=title)
 
 

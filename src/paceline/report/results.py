@@ -340,14 +340,17 @@ def first_to_reach(
     if serial is not None:
         sentence += f"; serial took {seconds(_mean(serial))} s"
     arrived = {found.row.strategy for found in when}
-    never = [
-        f"{one} on more than one rank" if one in single else one
-        for one in dict.fromkeys(row.strategy for row in rows)
-        if one not in arrived
-    ]
-    if never:
+    missed: dict[str, bool] = {}
+    """The other strategies; True for those of which some runs reached it."""
+    for row in rows:
+        if row.strategy not in arrived:
+            some = bool(find_target_times(row, target).seconds)
+            missed[row.strategy] = missed.get(row.strategy, False) or some
+    for some, begin in ((False, "not reached by"), (True, "not in every run by")):
+        others = [one for one in missed if missed[one] is some]
+        never = [f"{one} on more than one rank" if one in single else one for one in others]
         more = f" and {len(never) - NAMED} more" if len(never) > NAMED else ""
-        sentence += f"; not reached by {', '.join(never[:NAMED])}{more}"
+        sentence += f"; {begin} {', '.join(never[:NAMED])}{more}" if never else ""
     return f"{sentence}."
 
 
