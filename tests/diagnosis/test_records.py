@@ -50,8 +50,8 @@ def test_speedups_are_those_of_the_report(tmp_path: Path) -> None:
     assert f"{best[1]} ranks ({best[0]:.2f}x)" in diagnose(runs)[1].summary
 
 
-def stripped(run: Run) -> None:
-    """As it was written before seconds by rank, findings and remarks were, and with fewer columns."""
+def make_old(run: Run) -> None:
+    """Remove from a record what those of earlier versions do not have."""
     summary = json.loads((run.folder / "summary.json").read_text())
     for name in ("seconds_by_rank", "findings", "remarks", "diverged", "steps"):
         summary.pop(name)
@@ -69,7 +69,7 @@ def test_old_records(tmp_path: Path) -> None:
         folder = tmp_path / strategy.partition(":")[0]
         runs = simulate_runs(folder, SERIAL, (strategy, 4), **LOOPBACK)
         for run in runs:
-            stripped(run)
+            make_old(run)
         before = diagnose(find_runs([folder / "runs"]))
         for run in runs:  # no rank could write its steps
             with np.load(run.folder / "steps.npz") as arrays:

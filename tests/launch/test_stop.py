@@ -19,6 +19,7 @@ from paceline import fit, launch
 from paceline.commands.train import _ranks_left, _was_lost
 from paceline.config import Config
 from paceline.launch import JobOutcome, StopRequests, find
+from paceline.launch.guard import TOGETHER
 from paceline.record.checkpoint import find_latest
 from paceline.training.job import Job
 from paceline.training.rank import train
@@ -42,7 +43,7 @@ def test_the_first_signal_asks_and_the_second_ends() -> None:
             signal.raise_signal(signal.SIGUSR1)
             assert asked == [signal.SIGUSR1]
             signal.raise_signal(signal.SIGUSR1)  # at the same time: the same request
-            time.sleep(0.4)
+            time.sleep(TOGETHER + 0.1)
             signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(SystemExit) as ended:
@@ -59,7 +60,7 @@ def test_before_training_the_first_signal_ends_and_after_it_the_first_is_ignored
         with requests.pass_to(print):
             pass
         signal.raise_signal(signal.SIGINT)
-        time.sleep(0.4)
+        time.sleep(TOGETHER + 0.1)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
 
@@ -254,7 +255,7 @@ def test_ctrl_c_at_a_terminal_and_a_second_one(start: Callable[..., Run]) -> Non
         while b"at once\r\n" not in seen:
             seen += terminal.read(1000)
         assert b"signal 2 (Interrupt): the ranks are asked to save a checkpoint and stop" in seen
-        time.sleep(0.5)
+        time.sleep(TOGETHER + 0.2)
         terminal.write(b"\x03")
         while b"ended by signal 2 (Interrupt)\r\n" not in seen:
             seen += terminal.read(1000)

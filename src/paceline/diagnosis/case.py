@@ -98,7 +98,7 @@ def scale_of(members: Sequence[Run]) -> Scale:
 
 
 def fastest(scales: Sequence[Scale]) -> tuple[Scale, ...]:
-    """Of runs on the same number of ranks with different threads, keep the fastest that did not diverge."""
+    """Keep one number of threads for each number of ranks: the fastest, of those that did not diverge if there are any."""
     by_ranks: dict[int, list[Scale]] = defaultdict(list)
     for scale in scales:
         by_ranks[scale.ranks].append(scale)

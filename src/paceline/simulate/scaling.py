@@ -87,20 +87,20 @@ class Growth:
             return float(count * ranks * (ranks - 1) / (last * (last - 1)))
         return float(count * (ranks / last) ** power)
 
-    def of(self, candidate: PredictionCase, length: RunLength) -> float:
+    def expect(self, candidate: PredictionCase, length: RunLength) -> float:
         """Return the expected messages of a run of this length."""
         return self.at(candidate.ranks) * length.simulated / candidate.together
 
-    def affordable(self, candidate: PredictionCase, most: int) -> RunLength:
+    def find_affordable(self, candidate: PredictionCase, most: int) -> RunLength:
         """Return the part of a run that may be simulated; raise UsageError if even the shortest is too much."""
         length = self.shorten(candidate, candidate.length(), min(ENOUGH, most))
-        if (expected := self.of(candidate, length)) > most:
+        if (expected := self.expect(candidate, length)) > most:
             raise UsageError(f"would take about {expected:,.0f} messages; the limit is {most:,} (--messages)")
         return length
 
     def shorten(self, candidate: PredictionCase, length: RunLength, most: float) -> RunLength:
         """Shorten a run to one that takes at most `most` messages, or to the shortest that is meaningful."""
-        if (expected := self.of(candidate, length)) <= most:
+        if (expected := self.expect(candidate, length)) <= most:
             return length
         return candidate.length(max(1, int(length.simulated * most / expected)))
 
@@ -120,12 +120,12 @@ class Explanation:
     def __init__(self, begin: Begin, growth: Growth, most: int) -> None:
         self._begin, self._growth, self._most = begin, growth, most
 
-    def cheap(
+    def begin_if_cheap(
         self, candidate: PredictionCase, point: ScalingPoint, length: RunLength
     ) -> Callable[[], ScalingPoint]:
         """Begin to find the point's reasons, if that takes few messages; the result returns the point."""
         length = self._few_steps(candidate, length, SOME_MESSAGES / len(REASONS))
-        if self._growth.of(candidate, length) * len(REASONS) > MOST_MESSAGES:
+        if self._growth.expect(candidate, length) * len(REASONS) > MOST_MESSAGES:
             return lambda: point
         return self._begin_explanation(candidate, point, length)
 
@@ -138,10 +138,10 @@ class Explanation:
             length = candidate.length(most)
         return self._growth.shorten(candidate, length, messages)
 
-    def certain(self, candidate: PredictionCase, point: ScalingPoint) -> ScalingPoint:
+    def find(self, candidate: PredictionCase, point: ScalingPoint) -> ScalingPoint:
         """Return the point with its reasons, from the shortest run, unless even that takes too many messages."""
         length = candidate.length(1)
-        if self._growth.of(candidate, length) > self._most:
+        if self._growth.expect(candidate, length) > self._most:
             return point
         return self._begin_explanation(candidate, point, length)()
 
@@ -168,13 +168,13 @@ class Explanation:
 
         return add_reasons
 
-    def then(
+    def find_further(
         self, candidate: PredictionCase, point: ScalingPoint, reason: str | None
     ) -> list[tuple[str, float]]:
         """Return the next reasons once the first one is removed, each with the speedup when it is removed as well."""
         runs = MOST_NAMED * len(REASONS)
         length = self._few_steps(candidate, candidate.length(), SOME_MESSAGES / runs)
-        if reason not in REASONS or self._growth.of(candidate, length) * runs > MOST_MESSAGES:
+        if reason not in REASONS or self._growth.expect(candidate, length) * runs > MOST_MESSAGES:
             return []
         gone: list[str] = [reason]
         named: list[tuple[str, float]] = []
@@ -344,7 +344,7 @@ class Scaling:
                     candidate = workload.candidate(name, ranks)
                     if self.accuracy and candidate.may_follow_values:
                         continue  # it would have to be computed again
-                    length = self._growth.get(name, Growth()).affordable(candidate, self.most)
+                    length = self._growth.get(name, Growth()).find_affordable(candidate, self.most)
                 except UsageError:
                     continue  # as with one thread, which is said there
                 begun.append((candidate, workload.config.threads or 1, self._begin(candidate, (), length)))
@@ -417,7 +417,7 @@ class Scaling:
         candidate = self.workload.candidate(name, found.shown.ranks)
         computed = self.accuracy and candidate.may_follow_values
         if not found.shown.without and not computed:
-            points[candidate.ranks] = reasons.certain(candidate, found.shown)
+            points[candidate.ranks] = reasons.find(candidate, found.shown)
             found = find_limit(list(points.values()), serial_accuracy)
         if found.reason in ("staleness", "accuracy") and serial_accuracy is not None:
             because = explain_accuracy(found, serial_accuracy)
@@ -427,7 +427,7 @@ class Scaling:
             around = Circumstances(
                 scenario=candidate.scenario, ranks=candidate.ranks, each=candidate.batches_per_epoch
             )
-            because = explain(found.shown, around, reasons.then(candidate, found.shown, found.reason))
+            because = explain(found.shown, around, reasons.find_further(candidate, found.shown, found.reason))
         return ScalingCurve(
             strategy=name,
             points=tuple(points.values()),
@@ -444,11 +444,11 @@ class Scaling:
             return self._begin_computed_point(candidate)
         if candidate.ranks > TRIED[-1] and not growth.known:
             self._learn(candidate.name, growth)
-        length = growth.affordable(candidate, self.most)
+        length = growth.find_affordable(candidate, self.most)
         timing = self._begin(candidate, (), length)()
         growth.known[candidate.ranks] = timing.messages
         run = self._begin_run(candidate, growth) if self.accuracy else None
-        explained = reasons.cheap(candidate, self._point_of(candidate, timing), length)
+        explained = reasons.begin_if_cheap(candidate, self._point_of(candidate, timing), length)
         if run is None:
             return explained
         return lambda: replace(explained(), accuracy=run().accuracy, staleness=run().staleness)
@@ -511,7 +511,7 @@ class Scaling:
         """Begin a whole run, really computed; None if it has too many messages."""
         if candidate.is_serial_sgd:
             return self._begin_serial_run(candidate.batch)
-        if growth.of(candidate, candidate.whole_run) > self.most:
+        if growth.expect(candidate, candidate.whole_run) > self.most:
             log.warning(
                 "%s on %d ranks: a whole run has too many messages; no accuracy",
                 candidate.name,

@@ -34,7 +34,7 @@ class Envelope:
 
 
 def merge(x: Array, w: float, message: Envelope) -> float:
-    """x <- (w x + w' x') / (w + w'), in place; returns w + w'. The message is overwritten.
+    """Merge a message into x in place, x <- (w x + w' x') / (w + w'), and return w + w'; the message is overwritten.
 
     >>> x, message = np.array([0.0, 4.0]), Envelope(lambda more: np.zeros(2 + more))
     >>> message.x[...], message.weight[...] = 4.0, 0.125

@@ -136,7 +136,7 @@ class SharedX:
                 self._x += np.subtract(mean, was, mean)
 
     def put(self, x: Array) -> None:
-        """The shared x <- x, on the first rank of each node, while no rank reads or writes it."""
+        """Copy x into the shared x, on the first rank of each node, while no rank reads or writes it."""
         if self.is_first:
             self._own.copy(self._x, x)
 

@@ -319,7 +319,7 @@ class Steps:
         return self._schedule.factor(self._step if step is None else step, self.steps)
 
     def step(self, g: Array, count: float, part: slice = WHOLE, *, x: Array | None = None) -> None:
-        """x[part] <- update(x[part], g / count); `g` is overwritten. Without samples (`count` 0) do nothing.
+        """Take a step: x[part] <- update(x[part], g / count); `g` is overwritten. Do nothing without samples (`count` 0).
 
         `x`: another vector than the model's, such as one that ranks share.
         """

@@ -274,7 +274,7 @@ class Owned:
         return self._sent_version[worker] == self._version and not self.is_outdated(worker)
 
     def apply(self, worker: int) -> None:
-        """x <- update(x, rule(g)), with a gradient that may be stale, unless its parameters were discarded."""
+        """Apply a gradient, which may be stale: x <- update(x, rule(g)), unless its parameters were discarded."""
         if self.is_outdated(worker):
             self.drop(worker)
             return
