@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from paceline import vmpi
@@ -355,6 +355,7 @@ def test_spelling_is_what_people_write(text: str) -> None:
     rate=st.floats(1, 1e18),
     limit=st.integers(0, 1 << 60),
 )
+@example(seconds=0.0, rate=1.0, limit=2**53 + 1)
 def test_every_value_is_read_back_to_the_last_bit(seconds: float, rate: float, limit: int) -> None:
     network = replace(presets()["10gbe"], latency=seconds, stream=rate, eager_limit=limit)
     assert parse_network(str(network)) == network

@@ -608,7 +608,8 @@ def _parse_value(name: str, field: str, text: str) -> Any:
     if units is SIZES:
         if not 0 <= number < math.inf:
             raise UsageError(f"{what} must be {'at least 0' if number < 0 else 'finite'}; got {text}")
-        return _convert(number, units, unit or "B")
+        digits = text.removesuffix(unit)  # a float has no room for a whole number of more than 2^53 bytes
+        return _convert(int(digits) if digits.isdecimal() else number, units, unit or "B")
     if not unit and number not in (0.0, math.inf):
         raise UsageError(
             f"{what} must have a unit, such as {example}; got {text!r}; choose one of {', '.join(units)}"
