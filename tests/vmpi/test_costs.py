@@ -129,6 +129,57 @@ def test_both_ways_at_once() -> None:
     assert _clocks(program, 2, BETWEEN) == [12.25, 12.25]
 
 
+# A long message is copied in 1 while no other rank copies, in 2 while one does, in 4 while three do; the rest takes none.
+NOTHING = _flat([0, 0.0])
+COPIED = 1 << 20
+SHARED = Network(
+    latency=0.0, bandwidth=1.0, ranks_per_node=None,
+    node=Node(link=Link(
+        send=NOTHING, flight=NOTHING,
+        take=Curves.of({number: [[COPIED - 1, 0.0], [COPIED, float(number)]] for number in (1, 2, 4)}),
+    )),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 5, 16])
+def test_two_ranks_that_exchange_take_as_long_whatever_the_number_of_others(ranks: int) -> None:
+    def program(comm: Any) -> None:
+        data = np.zeros(COPIED, np.uint8)
+        for turn in range(6 if comm.rank < 2 else 0):
+            (comm.Send if turn % 2 == comm.rank else comm.Recv)(data, 1 - comm.rank)
+
+    clocks = _clocks(program, ranks, SHARED)
+    assert clocks == [1 + 5 * 2.0] * 2 + [0.0] * (ranks - 2)
+
+
+def test_copies_slow_each_other_down_in_the_order_of_time() -> None:
+    def program(comm: Any) -> None:
+        data = np.zeros(COPIED, np.uint8)
+        if comm.rank % 2:
+            for _ in range(3):
+                comm.Recv(data, comm.rank - 1)
+        else:
+            for request in [comm.Isend(data, comm.rank + 1) for _ in range(3)]:
+                request.Wait()
+
+    # All are announced at the start. Rank 1 copies first, when nobody else has begun to.
+    assert _clocks(program, 4, SHARED)[1::2] == [1 + 2 + 2.0, 2 + 2 + 2.0]
+
+
+def test_origins_of_puts_copy_into_the_same_memory_at_the_same_time() -> None:
+    def program(comm: Any) -> float:
+        window = vmpi.MPI.Win.Allocate(COPIED if comm.rank == 0 else 0, comm=comm)
+        window.Fence()
+        begun = comm.Wtime()
+        if comm.rank:
+            window.Put(np.zeros(COPIED, np.uint8), 0)
+        window.Fence()
+        window.Free()
+        return comm.Wtime() - begun
+
+    assert vmpi.run(program, ranks=3, network=SHARED).values == [2.0] * 3
+
+
 # The same over TCP: both ends copy, but in next to no time.
 TCP = replace(BETWEEN, copy_bandwidth=1e18)
 

@@ -161,12 +161,18 @@ def test_long_messages_take_longer_while_others_are_taken() -> None:
         {1: [[0, 1.0], [1 << 20, 1.0]], 2: [[0, 2.0], [1 << 20, 2.0]], 4: [[0, 4.0], [1 << 20, 4.0]]}
     )
     machine = Machine(link=Link(send=flat, flight=flat, take=take))
-    wires = _network(ranks_per_node=None, node=machine).wires(4)
-    assert [wires.fetch(0, 1, 1 << 20, 0.0)[1] for _ in range(6)] == pytest.approx(
-        [1.0, 2.0, 2 * math.log2(3), 4.0, 4.0, 4.0]
-    )
-    assert wires.fetch(0, 1, 1 << 20, 6.5)[1] == 4.0  # those that have just been taken count, too
-    assert wires.fetch(0, 1, 1 << 20, 100.0)[1] == 1.0
+    network = _network(ranks_per_node=None, node=machine)
+
+    def taking(*copies: tuple[int, int, float]) -> list[float]:
+        wires = network.wires(8)
+        return [wires.fetch(source, dest, 1 << 20, now)[1] for source, dest, now in copies]
+
+    one, two, three, four = 1.0, 2.0, 2 * math.log2(3), 4.0
+    assert taking(*((0, k, 0.0) for k in range(1, 6))) == pytest.approx([one, two, three, four, four])
+    just_before = taking((0, 1, 0.0), (0, 2, 0.0), (0, 3, 4.5), (0, 3, 6.5))
+    assert just_before == [one, two, two, one]
+    assert taking(*((0, 1, 2.0 * k) for k in range(4))) == [one] * 4  # one rank after the other
+    assert taking(*((k % 2, 1 - k % 2, 2.0 * k) for k in range(6))) == [one, *[two] * 5]
 
 
 def test_jitter_is_drawn_from_what_the_run_gives() -> None:

@@ -163,8 +163,10 @@ class _InstantMasterWires(Wires):
         free, arrives, taking = super().send(source, dest, nbytes, now, eager)
         return now if source < self._masters else free, arrives, 0.0 if dest < self._masters else taking
 
-    def fetch(self, source: int, dest: int, nbytes: int, now: float) -> tuple[float, float, float]:
-        arrives, taking, released = super().fetch(source, dest, nbytes, now)
+    def fetch(
+        self, source: int, dest: int, nbytes: int, now: float, taker: int | None = None
+    ) -> tuple[float, float, float]:
+        arrives, taking, released = super().fetch(source, dest, nbytes, now, taker)
         return arrives, 0.0 if dest < self._masters else taking, released
 
 

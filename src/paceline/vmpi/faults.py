@@ -602,11 +602,13 @@ class FaultyWires:
         free, arrives, taking = self._inner.send(source, dest, nbytes, now, eager)
         return free, arrives + faults.extra_delay(source, dest, now, arrives - now), taking
 
-    def fetch(self, source: int, dest: int, nbytes: int, now: float) -> tuple[float, float, float]:
+    def fetch(
+        self, source: int, dest: int, nbytes: int, now: float, taker: int | None = None
+    ) -> tuple[float, float, float]:
         faults = self._faults
         if source in faults.dead and faults.dead[source].time <= now:
             return inf, 0.0, inf
-        arrives, taking, released = self._inner.fetch(source, dest, nbytes, now)
+        arrives, taking, released = self._inner.fetch(source, dest, nbytes, now, taker)
         extra = faults.extra_delay(source, dest, now, arrives - now)
         return arrives + extra, taking, released + extra
 

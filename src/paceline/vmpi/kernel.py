@@ -673,8 +673,8 @@ def match(rank: Any, receive: ReceiveRequest, message: Message) -> None:
         return
     sender = message.sender
     contended = kernel.wires.contended(sender.number, rank.number)
-    if contended:
-        kernel.let_earlier_go(rank)  # a network card is shared in the order of time
+    if contended or kernel.wires.slows_down(sender.number, rank.number, message.nbytes):
+        kernel.let_earlier_go(rank)  # a network card, or a node's memory, is shared in the order of time
     arrives, taking, released = kernel.wires.fetch(sender.number, rank.number, message.nbytes, rank.t)
     if data.__class__ is memoryview and arrives < inf:
         data = receive.fetch(data)

@@ -22,8 +22,8 @@ from __future__ import annotations
 
 import math
 import random
-from bisect import insort
-from collections import Counter, deque
+from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache, partial
@@ -1091,8 +1091,9 @@ class Wires:
         self._out, self._in = [0.0] * (count * cards), [0.0] * (count * cards)
         self._gaps_out: Gaps = {}
         self._gaps_in: Gaps = {}
-        # The end times of the copies of long messages, by the memory that is copied to.
-        self._copying: dict[int, deque[float]] = {}
+        self._slows_down = len(node.link.take.tables) > 1  # a copy of a long message, those of others
+        # By the memory that is copied to: when the last copy of a long message by each rank ends, sorted and by rank.
+        self._copying: dict[int, tuple[list[float], dict[int, float]]] = {}
         self._sigma = network.jitter if random is not None else 0.0
         self.uniform = not self._sigma and sockets == 1
         """True if a message inside a node costs the same between any two of its ranks, at any time."""
@@ -1126,6 +1127,10 @@ class Wires:
     def contended(self, source: int, dest: int) -> bool:
         """Return True if the message goes through a card, which other ranks may need at the same time."""
         return self.node[source] != self.node[dest]
+
+    def slows_down(self, source: int, dest: int, nbytes: int) -> bool:
+        """Return True if the copy of an announced message takes longer while other ranks of the node copy."""
+        return self._slows_down and nbytes >= SHARING and self.node[source] == self.node[dest]
 
     def eager(self, source: int, dest: int, nbytes: int) -> bool:
         """Return True if the message is sent before the receiver asks for it."""
@@ -1175,8 +1180,13 @@ class Wires:
         comes = there + first + (passing - copying if passing > copying else 0.0)
         return now + self.overhead + copying, comes, self.overhead + copying
 
-    def fetch(self, source: int, dest: int, nbytes: int, now: float) -> tuple[float, float, float]:
-        """Return when the data of an announced message arrive, the receiver's own time, and when the sender is released."""
+    def fetch(
+        self, source: int, dest: int, nbytes: int, now: float, taker: int | None = None
+    ) -> tuple[float, float, float]:
+        """Return when the data of an announced message arrive, the receiver's own time, and when the sender is released.
+
+        `taker`: the rank that copies a message inside a node; None: the receiver.
+        """
         a, b = self.node[source], self.node[dest]
         if a == b:
             costs = self.inside[a].get(nbytes)
@@ -1184,7 +1194,9 @@ class Wires:
                 costs = self.inside_costs(a, nbytes)
             _, flight, taking = costs[1]
             if costs[2] is not None:
-                taking = self._shared_taking(self.memory[dest], costs[2], now)
+                taking = self._shared_taking(
+                    dest if taker is None else taker, self.memory[dest], costs[2], now
+                )
             if self._socket[source] != self._socket[dest]:
                 flight, taking = self._cross_sockets(nbytes, flight, taking)
             return now, taking, now + taking + flight
@@ -1294,20 +1306,20 @@ class Wires:
         """Return flight and the receiver's own time of a message to another socket of the node."""
         return flight + self._network.socket_latency, max(taking, nbytes * self._per_crossed)
 
-    def _shared_taking(self, memory: int, by_takers: list[float], now: float) -> float:
-        """Return the seconds to copy a long message while other ranks that share the memory do the same.
+    def _shared_taking(self, taker: int, memory: int, by_takers: list[float], now: float) -> float:
+        """Return the seconds that a rank takes to copy a long message while others that share the memory do the same.
 
-        Ranks that have just copied count as well: ranks that exchange copy at the same time, but ask one by one.
+        Those that have just copied count as well: ranks that exchange copy at the same time, but ask one by one.
         """
-        until = self._copying.get(memory)
-        if until is None:
-            until = self._copying[memory] = deque()
+        ends, latest = self._copying.setdefault(memory, ([], {}))
         since = now - WINDOW * by_takers[1]
-        while until and until[0] < since:
-            until.popleft()
-        takers = len(until) + 1
+        before = latest.get(taker)
+        if before is not None:
+            del ends[bisect_left(ends, before)]
+        takers = len(ends) - bisect_left(ends, since) + 1
         taking = by_takers[takers] if takers < len(by_takers) else by_takers[-1]
-        until.append(now + taking)
+        latest[taker] = now + taking
+        insort(ends, now + taking)
         return taking
 
     def _parts(self, nbytes: int) -> tuple[float, float, float]:
@@ -1499,7 +1511,7 @@ class Wires:
             # Copying in is assumed to take as long as copying out.
             more = max(0.0, of(nbytes)[2] - of(limit + 1)[2])
             costs = ((own + more, flight, of(nbytes)[2]), of(nbytes))
-            if nbytes >= SHARING and len(link.take.tables) > 1:
+            if nbytes >= SHARING and self._slows_down:
                 by_takers = [
                     link.take.at(nbytes, max(takers, 1)) for takers in range(min(ranks, MOST_TAKERS) + 1)
                 ]

@@ -623,16 +623,16 @@ def _transfer(
     """
     wires = kernel.wires
     kernel.one_sided += 1
+    origin = source if origin is None else origin
     eager = wires.eager(source, dest, nbytes)
     free, arrives, taking = wires.send(source, dest, nbytes, now, eager)
     if not eager and arrives < inf:
-        arrives, taking, _ = wires.fetch(source, dest, nbytes, arrives)
+        arrives, taking, _ = wires.fetch(source, dest, nbytes, arrives, origin)
     if arrives == inf:
         kernel.faults.note_loss(source, dest, f"a one-sided message of {nbytes:,} bytes")
         return free, inf
     if wires.revised and wires.contended(source, dest):
         arrives = wires.flow.arrives()  # as far as is known now
-    origin = source if origin is None else origin
     return free, wires.copy_access(source, dest, origin, nbytes, arrives=arrives, taking=taking, eager=eager)
 
 
