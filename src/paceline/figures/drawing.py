@@ -89,7 +89,7 @@ def svg(
         return _write(page, ".svg").decode(), hits
 
 
-def png(figure: Figure, among: Sequence[str] = (), *, width: float = WIDE) -> bytes:
+def png(figure: Figure, among: Sequence[str] = ()) -> bytes:
     """Return the figure as PNG, with its title.
 
     >>> from paceline.figures import Axis, Histogram
@@ -98,7 +98,7 @@ def png(figure: Figure, among: Sequence[str] = (), *, width: float = WIDE) -> by
     b'PNG'
     """
     with settings(figure.name):
-        page, _ = _page(figure, among, width, True)
+        page, _ = _page(figure, among, WIDE, True)
         return _write(page, ".png")
 
 

@@ -344,9 +344,9 @@ def place_for_job(kind: str, ranks: int, folder: str = "/dev/shm") -> Path:
     return spare
 
 
-def leftover_segments(folder: Path = Path("/dev/shm"), root: Path = Path("/"), age: float = 60) -> list[str]:
-    """Return this user's segments older than `age` seconds that no visible process has mapped."""
-    old = time.time() - age
+def leftover_segments(folder: Path = Path("/dev/shm"), root: Path = Path("/")) -> list[str]:
+    """Return this user's segments older than a minute that no visible process has mapped."""
+    old = time.time() - 60
     found = [
         entry for entry in _list_folder(folder) if entry.name.startswith(SEGMENTS) and _is_mine(entry, old)
     ]

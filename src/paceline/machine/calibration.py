@@ -79,11 +79,6 @@ def calibrate(ranks: Sequence[int] | None = None, *, seconds: float = SECONDS) -
     return make_machine(answers)
 
 
-def measure_ranks(comm: Any, *, seconds: float) -> dict[str, Any]:
-    """Measure on the ranks of an MPI communicator, for about `seconds`; return JSON values. Collective."""
-    return measure(comm, sizes=list(SIZES), seconds=seconds)
-
-
 def make_machine(answers: Sequence[dict[str, Any]]) -> Machine:
     """Make a machine from the answers of `measure_ranks`, one for each number of ranks."""
     from paceline.launch import machine_cores
@@ -196,15 +191,15 @@ def _make_monotonic(points: Sequence[Sequence[float]], limit: float = 0) -> list
 # ---- on the ranks
 
 
-def measure(comm: Any, *, sizes: list[int], seconds: float) -> dict[str, Any]:
-    """Measure everything with this number of ranks, in about `seconds`; collective.
+def measure_ranks(comm: Any, *, seconds: float) -> dict[str, Any]:
+    """Measure on the ranks of an MPI communicator, for about `seconds`; return JSON values. Collective.
 
     A value is the median over ranks of the mean of its rounds, of an exchange of their median. `spreads` in the result has,
     of every measurement, the tenth percentile, the median, the mean and the ninetieth.
     """
     p = comm.Get_size()
     limit = eager_limit(comm)
-    lengths = sorted({*sizes, limit, limit + 1, 2 * limit})
+    lengths = sorted({*SIZES, limit, limit + 1, 2 * limit})
     cells: dict[str, Rounds] = {"barrier": prepare_barriers(comm)}
     cells.update({f"behind {n}": prepare_behind_computing(comm, n) for n in BEHIND})
     to_free: list[Callable[[], None]] = []
@@ -215,9 +210,9 @@ def measure(comm: Any, *, sizes: list[int], seconds: float) -> dict[str, Any]:
         cells[f"taking {n}"] = prepare_taking(comm, n)
         if p == 2:
             cells[f"alone {n}"] = prepare_taking(comm, n, alone=True)
-    for n in sizes:
+    for n in SIZES:
         cells[f"allreduce {n}"] = prepare_allreduce(comm, n)
-    amounts = {n: row_bytes(n, p) for n in sizes if n >= 64 * p}
+    amounts = {n: row_bytes(n, p) for n in SIZES if n >= 64 * p}
     for n, length in amounts.items():
         cells[f"rows {n}"], free = prepare_rows(comm, length)
         to_free.append(free)
