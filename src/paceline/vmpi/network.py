@@ -24,7 +24,7 @@ import math
 import random
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache, partial
 from itertools import count as count_up
@@ -1540,7 +1540,9 @@ class _Shared:
     grown by its length. A connection carries its messages one after the other.
     """
 
-    __slots__ = ("_active", "_full", "_most", "_pending", "_served", "_targets", "_time")
+    __slots__ = (
+        "_active", "_coming", "_ends", "_full", "_most", "_pending", "_served", "_targets", "_time",
+    )  # fmt: skip
 
     def __init__(self, full: float, most: float) -> None:
         self._full, self._most = full, most
@@ -1549,14 +1551,26 @@ class _Shared:
         self._targets: list[tuple[float, int, Flow]] = []  # on their way, by what must have been served
         # Of each connection in use, the target and the number of its last message.
         self._active: dict[tuple[int, int], tuple[float, int]] = {}
+        # When messages pass, by number, as far as it was asked for since the last one was added; and the others in order.
+        self._ends: dict[int, float] = {}
+        self._coming = self._foresee()
 
     def add(self, flow: Flow, start: float, now: float) -> None:
         """Let a message pass from `start` on."""
         self._advance(now)
         insort(self._pending, (start, flow.number, flow))
+        self._ends.clear()
+        self._coming = self._foresee()
 
     def end_of(self, wanted: Flow) -> float:
         """Return when the last byte of a message passes, as far as is known now."""
+        while wanted.number not in self._ends:
+            number, end = next(self._coming)
+            self._ends[number] = end
+        return self._ends[wanted.number]
+
+    def _foresee(self) -> Iterator[tuple[int, float]]:
+        """Yield when the last bytes of all messages pass, in that order, as far as is known now."""
         pending, targets = self._pending, self._targets
         active = self._active.copy() if pending else self._active
         time, served, using, begun, place = self._time, self._served, len(active), 0, 0
@@ -1566,8 +1580,7 @@ class _Shared:
             through = time + (targets[place][0] - served) / rate if place < len(targets) else math.inf
             if through <= begins:
                 time, (served, number, flow) = through, targets[place]
-                if number == wanted.number:
-                    return time
+                yield number, time
                 place += 1
                 if number == active[flow.connection][1]:
                     using -= 1
