@@ -34,7 +34,7 @@ def published() -> Any:
 
 def test_recorded_points_are_those_of_the_tables(published: Any) -> None:
     points = published.load_points()
-    assert len(points) == len(RECORDED) == 619
+    assert len(points) == len(RECORDED) == 832
     for point, recorded in zip(points, RECORDED, strict=True):
         assert {name: recorded[name] for name in vars(point)} == vars(point)
         load_network(point.network)
