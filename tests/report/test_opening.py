@@ -23,7 +23,7 @@ from paceline.record.environment import describe_other_programs
 from paceline.report import document_of, write
 from paceline.report.contents import command_of
 from paceline.report.document import Document, Opening, Spread, data_of
-from paceline.report.html import html_page
+from paceline.report.html import Links, html_page
 from paceline.report.pdf import pdf_bytes
 from paceline.report.series import choose_rows
 from paceline.report.writing import csv_text, markdown_page
@@ -584,6 +584,17 @@ def test_several_problems_have_a_page_each_and_an_index(runs: list[Run], tmp_pat
     write(document_of(found[:2]), tmp_path / "report.html")
     assert not list((tmp_path / "report-files").glob("*.html"))
     assert (tmp_path / "report.html").read_text().count('<p class="answer">') == 1
+
+
+@pytest.mark.parametrize("problems", [12, 13])
+def test_an_index_of_many_problems_has_no_figures(runs: list[Run], tmp_path: Path, problems: int) -> None:
+    found = make_runs(runs, tmp_path, SERIAL, ("sync", 2, 2.5, 0.95))
+    [section, _] = document_of(found).sections
+    sections = tuple(replace(section, title=f"problem {number}") for number in range(problems))
+    links = Links(pages=tuple(f"{number}.html" for number in range(problems)))
+    index = html_page(Document(title="many", summary=(), sections=sections), links)
+    assert index.count('<p class="answer">') == index.count('<div class="command">') == problems
+    assert index.count("<svg") == (problems if problems == 12 else 0)
 
 
 def test_the_figure_shows_training_times_if_nothing_reached_the_target(

@@ -691,6 +691,8 @@ HINTED = 1.08
 RINGED = 3.0
 # Points far worse than the others are drawn below the axis: the height of their band, and of their arrows, in points.
 BAND, ARROW = 44.0, 20.0
+# How much smaller labels are than other text, and the part of the width for those of points without x.
+SMALLER, LABELLED = 1.5, 0.25
 FAR_WORSE = "worse"
 Box = tuple[float, float, float, float]
 
@@ -726,7 +728,7 @@ def _draw_points(figure: Points, drawing: Drawing, width: float, among: Sequence
     axes = drawing.axes
     drawing.height = 250.0 if width < NARROW else min(0.36 * width, 330.0)
     _set_scale(axes.set_xscale, figure.x)
-    areas = _divide_page(figure, width, drawing.height)
+    areas = _divide_page(figure, width, drawing.height, drawing.size - SMALLER)
     _draw_areas(figure, drawing, areas, width)
     front = [figure.points[k] for k in figure.front if k not in areas.far]
     corners = [(point.x or 0.0, point.y) for point in front] if len(front) > 1 else []
@@ -752,8 +754,8 @@ def _draw_points(figure: Points, drawing: Drawing, width: float, among: Sequence
     _add_point_legend(figure, drawing)
 
 
-def _divide_page(figure: Points, width: float, height: float) -> Areas:
-    """Divide a drawing of this size in points into its areas."""
+def _divide_page(figure: Points, width: float, height: float, size: float) -> Areas:
+    """Divide a drawing of this size in points into its areas; `size`: that of the labels."""
     xs = [v for p in figure.points if p.x is not None for v in (p.x, *(p.x_range or ()))]
     least, most = (
         -math.inf if figure.y.bounds[0] is None else figure.y.bounds[0],
@@ -772,6 +774,8 @@ def _divide_page(figure: Points, width: float, height: float) -> Areas:
         beside = [p.y for k, p in enumerate(figure.points) if p.x is None and k not in far]
         most = max(map(abs, _swarm(_heights(beside, bottom, top, height, far))), default=0.0)
         part = min(max(1 / 6, max((several + 1) * 15, 2 * (most + 15)) / (width - 50)), 0.45)
+        widest = max((text_width(point.label, size) for point in figure.points if point.x is None), default=0)
+        part = max(part, min((HINTED * widest + 10) / (width - 50), LABELLED))
         outside = any(point.x is None for point in figure.points)
         column, end = _column_outside(low, high, part, log=figure.x.log) if outside else (high, high)
     edge = level = worst = top if figure.descending else bottom
@@ -1035,7 +1039,7 @@ def _add_labels(
         ]
         for with_flags in (True, len(flags) > 1)  # if all flags are the same, the cross explains them
     )
-    size = drawing.size - 1.5
+    size = drawing.size - SMALLER
     column = [k for k, point in enumerate(figure.points) if point.x is None]
     # A label may cross the spread of points, if there is no other room, but never the front or the border of a column.
     labels, found = full, None

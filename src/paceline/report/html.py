@@ -30,6 +30,8 @@ from paceline.report.document import (
 
 # A longer text is folded.
 LONG = 240
+# An index of more problems has no figures.
+DRAWN = 12
 Drawings = Mapping[str, tuple[str, list[Hit]]]
 
 
@@ -113,7 +115,7 @@ class _Page:
         return "".join(parts)
 
     def index(self, problems: Sequence[Section]) -> str:
-        """Return the answer to each of several problems with a small figure, and a link to everything about it."""
+        """Return the answer to each of several problems, with a link to its page and, of a few, a small figure."""
         items = ""
         for number, section in enumerate(problems):
             place = (
@@ -127,7 +129,7 @@ class _Page:
                 items += (
                     f'<li><div><p class="title"><a href="{place}">{breakable(section.title)}</a></p>'
                     f'<p class="answer">{breakable(opening.sentence)}</p>{sure}{_command(opening.command)}</div>'
-                    f"{self.thumbnail(opening.figure, place)}</li>"
+                    f"{self.thumbnail(opening.figure, place) if len(problems) <= DRAWN else ''}</li>"
                 )
         return f'<ol class="index">{items}</ol>'
 
