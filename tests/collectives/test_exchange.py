@@ -16,7 +16,7 @@ def test_parts_cover_the_parameters_on_every_node() -> None:
     on_ranks("tests.collectives.exchanges:parts", 5)
 
 
-def test_what_is_sent() -> None:
+def test_an_exchange_sends_what_the_formula_says() -> None:
     on_ranks("tests.collectives.exchanges:traffic", 4)
 
 

@@ -11,7 +11,7 @@ def test_shared_memory() -> None:
     on_ranks("tests.comm.cases:shared", 3)
 
 
-def test_control() -> None:
+def test_small_messages_between_the_ranks() -> None:
     first, *others = on_ranks("tests.comm.cases:control", 3)
     assert first["shapes"] == [[0, 2], [1, 2], [2, 2]]
     assert first["values"] == [[], [[1, 1]], [[2, 2], [2, 2]]]

@@ -32,7 +32,7 @@ def directives(lines: list[str]) -> dict[str, str]:
     return {name: value for name, _, value in (word.partition("=") for word in words)}
 
 
-def test_the_resources(capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_become_directives(capsys: pytest.CaptureFixture[str]) -> None:
     line = (
         "--nodes 4 --ranks-per-node 16 --time 1:30:00 --partition short --account me --qos high --constraint avx512 "
         "--gres gpu:2 --sbatch=--mail-type=END --sbatch '--comment=two words' -- train --data iris --threads 2"

@@ -37,7 +37,7 @@ HERE = os.uname().nodename
         ("localhost:2, b", (Host(HERE, 2), Host("b", 1))),
     ],
 )
-def test_lists(text: str, hosts: tuple[Host, ...]) -> None:
+def test_lists_of_hosts(text: str, hosts: tuple[Host, ...]) -> None:
     assert parse_hosts(text) == hosts
 
 

@@ -44,7 +44,7 @@ def cut(inputs: Any, labels: Any, sizes: list[int]) -> list[tuple[Any, Any]]:
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=name)
-def test_of_an_mlp(variant: dict[str, Any]) -> None:
+def test_evaluation_does_not_change_how_an_mlp_trains(variant: dict[str, Any]) -> None:
     nets = [mlp_nets.net(variant, dtype=np.float32) for _ in range(2)]
     whole = mlp_nets.batch(nets[0], 100)
     batches = [part(whole.inputs[:n], whole.labels[:n]) for n in (16, 16, 1, 7, 16)]
@@ -52,7 +52,7 @@ def test_of_an_mlp(variant: dict[str, Any]) -> None:
     assert train_and_evaluate(nets[0], batches, pieces) == train_and_evaluate(nets[1], batches, [])
 
 
-def test_of_an_mlp_that_shares_factors() -> None:
+def test_evaluation_does_not_change_an_mlp_that_shares_factors() -> None:
     nets = [mlp_nets.net(VARIANTS[0]) for _ in range(2)]
     whole = mlp_nets.batch(nets[0], 100)
     batches = [part(whole.inputs[:n], whole.labels[:n]) for n in (16, 5)]
@@ -65,7 +65,7 @@ def test_of_an_mlp_that_shares_factors() -> None:
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_of_a_module(name: str) -> None:
+def test_evaluation_does_not_change_how_a_module_trains(name: str) -> None:
     models = []
     for _ in range(2):
         torch.manual_seed(1)

@@ -143,7 +143,7 @@ def test_evaluation_in_between(variant: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("variant", [VARIANTS[0], VARIANTS[-1]], ids=name)
-def test_place_ends_it(variant: dict[str, Any]) -> None:
+def test_place_ends_the_sharing_of_factors(variant: dict[str, Any]) -> None:
     model, other = net(variant), net(variant)
     whole = batch(model, 6)
     model.share_factors(np.zeros(model.factor_bytes(6), np.uint8), 6, 0, 1)

@@ -142,7 +142,7 @@ def test_targets(matrix: Path, runs: list[Run]) -> None:
     )
 
 
-def test_who_was_first(runs: list[Run], tmp_path: Path) -> None:
+def test_first_to_reach_the_target(runs: list[Run], tmp_path: Path) -> None:
     made = []
     paths = {"serial": [0.5, 0.9], "sync": [0.91, 0.92], "psgd": [None, 0.95], "hogwild": [0.2, 0.3]}
     for strategy, accuracies in paths.items():

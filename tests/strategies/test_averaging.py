@@ -88,7 +88,7 @@ def test_every_part_of_psgd_says_how_it_ended() -> None:
 
 
 @pytest.mark.once
-def test_to_the_bit() -> None:
+def test_strategies_that_must_agree_exactly() -> None:
     for rank in on_ranks(f"{CASES}:to_the_bit", 3):
         assert len(rank) == 4 * 5
         assert all(rank.values()), rank

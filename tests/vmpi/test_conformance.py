@@ -51,7 +51,7 @@ def tests(conformance: Any) -> Path:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_passes_whole(conformance: Any, tests: Path, name: str) -> None:
+def test_every_test_of_the_file_passes(conformance: Any, tests: Path, name: str) -> None:
     score = conformance.run_file(tests, name, 3)
     assert score.failed == ()
     assert score.passed == score.ran > 0

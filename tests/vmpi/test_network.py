@@ -212,7 +212,7 @@ def test_barrier_between_nodes_is_rounds_of_small_messages() -> None:
     assert wires.collective("Barrier", range(8), 0) == 3 * (0.25 + 1 + 8 + 1)
 
 
-def test_two_levels() -> None:
+def test_collectives_inside_a_node_and_between_nodes() -> None:
     wires = _network(ranks_per_node=2).wires(8)
     inside, between = 0.25 + 1 + 2 + 3, 0.25 + 1 + 8 + 1
     # Three rounds of all ranks, in one of which both partners are on one node: no slower than an Allgather of nothing.

@@ -132,7 +132,7 @@ def test_communicators_are_apart() -> None:
     assert vmpi.run(program, ranks=2).values[1] == [1, 2]
 
 
-def test_nobody() -> None:
+def test_messages_to_and_from_proc_null() -> None:
     def program(comm: Any) -> Any:
         from mpi4py import MPI
 

@@ -710,7 +710,7 @@ def _wait_for_end(running: list[Any], ranks: int, folder: Path) -> int:
         for process in [one for one in running if one.exitcode is not None]:
             running.remove(process)
             if process.exitcode < 0:
-                ended = f"signal {-process.exitcode} ({signal.strsignal(-process.exitcode)})"
+                ended = name_of_signal(-process.exitcode)
                 text = f"{process.name} of {ranks} was ended by {ended}; the others were ended with it\n"
                 os.write(2, text.encode())
                 (folder / "dead").write_text(process.name.rpartition(" ")[2])
