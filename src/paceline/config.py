@@ -22,7 +22,8 @@ LARGEST = 2**63 - 1
 SESSION = "PACELINE_SESSION"
 
 
-def _setting(default: Any, text: str, metavar: str | None = None) -> Any:
+def make_setting(default: Any, text: str, metavar: str | None = None) -> Any:
+    """Return a field of a dataclass of settings; the command line shows `text` as its help."""
     return dataclasses.field(default=default, metadata={"help": text, "metavar": metavar})
 
 
@@ -34,59 +35,59 @@ class Config:
     5
     """
 
-    data: str = _setting("mnist", "a data set by name, a file or folder, or module:function", "DATA")
-    model: str = _setting("mlp:128,64", "a network by name with its options, or module:function", "MODEL")
-    labels: Literal["classes", "numbers"] | None = _setting(
+    data: str = make_setting("mnist", "a data set by name, a file or folder, or module:function", "DATA")
+    model: str = make_setting("mlp:128,64", "a network by name with its options, or module:function", "MODEL")
+    labels: Literal["classes", "numbers"] | None = make_setting(
         None,
         "what the labels of arrays, tables and archives are: classes, or numbers to be predicted (default: text and "
         "integers are classes, floats are numbers)",
     )
-    strategy: str = _setting("sync", "how the ranks train together, or module:class", "STRATEGY")
-    update: str = _setting("sgd", "how a gradient changes the parameters", "UPDATE")
-    lr: float | None = _setting(
+    strategy: str = make_setting("sync", "how the ranks train together, or module:class", "STRATEGY")
+    update: str = make_setting("sgd", "how a gradient changes the parameters", "UPDATE")
+    lr: float | None = make_setting(
         None,
         "learning rate, applied to the mean gradient of a batch (default: the model's own, or 0.1, as it suits --update)",
         "RATE",
     )
-    clip: float | None = _setting(
+    clip: float | None = make_setting(
         None,
         "scale the mean gradient of a batch down to this norm, if its norm is larger; it is the one that the update uses",
         "NORM",
     )
-    schedule: str = _setting("constant", "how the learning rate changes with the step", "SCHEDULE")
-    lr_scaling: Literal["none", "linear", "square-root"] = _setting(
+    schedule: str = make_setting("constant", "how the learning rate changes with the step", "SCHEDULE")
+    lr_scaling: Literal["none", "linear", "square-root"] = make_setting(
         "none", "with --batch-per-rank: how the learning rate grows with the ranks"
     )
-    batch: int | None = _setting(
+    batch: int | None = make_setting(
         None,
         "samples in a batch, which the ranks of synchronous strategies divide among themselves (strong scaling); with "
         "other strategies every rank computes whole batches (default: 64)",
         "N",
     )
-    batch_per_rank: int | None = _setting(
+    batch_per_rank: int | None = make_setting(
         None,
         "samples per rank, instead of --batch: if ranks divide a batch, it grows with their number (weak scaling)",
         "N",
     )
-    epochs: int = _setting(5, "passes over the training data", "N")
-    draws: int | None = _setting(
+    epochs: int = make_setting(5, "passes over the training data", "N")
+    draws: int | None = make_setting(
         None, "make an epoch this many randomly drawn batches instead of one pass over the data", "N"
     )
-    dtype: Literal["float32", "float64"] = _setting("float32", "type of the parameters of NumPy networks")
-    seed: int = _setting(0, "seed of the initial weights, the order of the samples and dropout", "N")
-    threads: int | None = _setting(None, "threads per rank (default: cores // ranks; simulated: 1)", "N")
-    on_divergence: Literal["stop", "halve", "ignore"] = _setting(
+    dtype: Literal["float32", "float64"] = make_setting("float32", "type of the parameters of NumPy networks")
+    seed: int = make_setting(0, "seed of the initial weights, the order of the samples and dropout", "N")
+    threads: int | None = make_setting(None, "threads per rank (default: cores // ranks; simulated: 1)", "N")
+    on_divergence: Literal["stop", "halve", "ignore"] = make_setting(
         "stop",
         "what to do when the loss becomes NaN or infinite, runs away or no longer changes: stop, go back to good "
         "parameters with half the learning rate, or continue",
     )
-    reproducible: int | None = _setting(
+    reproducible: int | None = make_setting(
         None,
         "compute gradients in V fixed pieces of each batch and add them in a fixed order, so that 1, 2, 4 ... V ranks "
         "give the same bits (sync and serial; V is a power of two; threads: 1, unless given)",
         "V",
     )
-    replay: str | None = _setting(
+    replay: str | None = make_setting(
         None, "repeat the order in which the masters of an earlier run served its workers", "RUN"
     )
 
@@ -253,20 +254,20 @@ class Safety:
     500
     """
 
-    checkpoint_every: str = _setting(
+    checkpoint_every: str = make_setting(
         "auto",
         "save a checkpoint at this interval: 30s, 10m, 500 steps, epoch or never (auto: 3m, and never in the simulator)",
         "TIME",
     )
-    checkpoints: int = _setting(2, "keep this many of the latest checkpoints", "K")
-    stall_timeout: str = _setting(
+    checkpoints: int = make_setting(2, "keep this many of the latest checkpoints", "K")
+    stall_timeout: str = make_setting(
         "60s", "report a rank that makes no progress for this long, beyond the longest step so far", "TIME"
     )
-    on_stall: Literal["warn", "abort", "checkpoint-abort"] = _setting(
+    on_stall: Literal["warn", "abort", "checkpoint-abort"] = make_setting(
         "warn", "what to do about such a rank: only report it, end the run, or save a checkpoint and end it"
     )
-    tolerate_failures: bool = _setting(False, "continue without ranks that die (Open MPI), or restart")
-    restarts: int = _setting(
+    tolerate_failures: bool = make_setting(False, "continue without ranks that die (Open MPI), or restart")
+    restarts: int = make_setting(
         3, "with --tolerate-failures: restart from the last checkpoint at most this many times", "R"
     )
 

@@ -73,33 +73,42 @@ def add_safety(group: Any) -> None:
     _add_fields(Safety, {setting.name: group for setting in fields(Safety)})
 
 
-def _add_fields(of: type[Any], group_of: dict[str, Any], but: Collection[str] = ()) -> None:
-    """Add one argument, except for `but`, for each field of a dataclass of settings."""
+def add_simulation(group: Any, *, but: Collection[str] = ()) -> None:
+    """Add the settings of a simulation, except for `but`; what is not given stays None."""
+    _add_fields(Options, {setting.name: group for setting in fields(Options)}, but, unset=True)
+
+
+def _add_fields(
+    of: type[Any], group_of: dict[str, Any], but: Collection[str] = (), *, unset: bool = False
+) -> None:
+    """Add one argument, except for `but`, for each field of a dataclass of settings; `unset`: None if it is not given."""
     kinds = typing.get_type_hints(of)
     for setting in fields(of):
         if setting.name in but:
             continue
-        kind = kinds[setting.name]
+        kind, default, group = kinds[setting.name], setting.default, group_of[setting.name]
+        flag, about = setting.name.replace("_", "-"), setting.metadata["help"]
+        assert default is not MISSING
+        initial = None if unset else default
         if kind is bool:
-            group_of[setting.name].add_argument(
-                f"--{setting.name.replace('_', '-')}", action="store_true", help=setting.metadata["help"]
-            )
+            flag = f"no-{flag}" if default else flag
+            group.add_argument(
+                f"--{flag}", dest=setting.name, action="store_const", const=not default, default=initial,
+                help=about,
+            )  # fmt: skip
             continue
         kind = next((one for one in typing.get_args(kind) if typing.get_origin(one) is Literal), kind)
         literal = typing.get_origin(kind) is Literal
-        kinds_taken = (kind, *typing.get_args(kind))
-        number = int if int in kinds_taken else float if float in kinds_taken else str
-        default = setting.default
-        assert default is not MISSING
-        shown = "" if default is None else f" (default: {default})"
-        group_of[setting.name].add_argument(
-            f"--{setting.name.replace('_', '-')}",
-            action=Given,
-            type=number,
-            default=default,
+        able = (kind, *typing.get_args(kind))
+        shown = "" if default in (None, "") else f" (default: {default})"
+        group.add_argument(
+            f"--{flag}",
+            action="store" if unset else Given,
+            type=next((number for number in (int, float) if number in able), str),
+            default=initial,
             choices=typing.get_args(kind) if literal else None,
             metavar=None if literal else setting.metadata["metavar"],
-            help=(setting.metadata["help"] + shown).replace("%", "%%"),
+            help=(about + shown).replace("%", "%%"),
         )
 
 
@@ -165,29 +174,3 @@ def interrupt_on_signals() -> Iterator[list[int]]:
 
     with handle_signals(stop, signal.SIGTERM, signal.SIGUSR1):
         yield came
-
-
-def add_simulation(group: Any, *, but: Collection[str] = ()) -> None:
-    """Add the settings of a simulation, except for `but`; what is not given stays None."""
-    kinds = typing.get_type_hints(Options)
-    for setting in fields(Options):
-        name, default = setting.name.replace("_", "-"), setting.default
-        if setting.name in but:
-            continue
-        if isinstance(default, bool):
-            flag = f"--no-{name}" if default else f"--{name}"
-            group.add_argument(
-                flag,
-                dest=setting.name,
-                action="store_const",
-                const=not default,
-                help=setting.metadata["help"],
-            )
-        else:
-            shown = f" (default: {default})" if default else ""
-            able = (kinds[setting.name], *typing.get_args(kinds[setting.name]))
-            kind = next((number for number in (int, float) if number in able), str)
-            group.add_argument(
-                f"--{name}", type=kind, metavar=setting.metadata["metavar"],
-                help=setting.metadata["help"] + shown,
-            )  # fmt: skip

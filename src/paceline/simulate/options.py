@@ -9,13 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from paceline.config import make_setting
 from paceline.errors import UsageError, split_list, unknown
 
 PLACES = ("mpi", "sim")
-
-
-def _setting(default: Any, text: str, metavar: str | None = None) -> Any:
-    return dataclasses.field(default=default, metadata={"help": text, "metavar": metavar})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,34 +23,34 @@ class Options:
     {3: 4.0, 7: 1.5}
     """
 
-    network: str = _setting(
+    network: str = make_setting(
         "loopback",
         "a network by name, with options (10gbe:ranks-per-node=4), or a machine file, with all ranks on that machine",
         "NETWORK",
     )
-    machine: str | None = _setting(
+    machine: str | None = make_setting(
         None,
         "the machine of each node: a machine file, or the folder of an earlier simulated run, whose computing "
         "costs are used as well",
         "FILE",
     )
-    slow: str = _setting(
+    slow: str = make_setting(
         "", "ranks that compute more slowly than the others, and by what factor", "RANK:FACTORx[,...]"
     )
-    jitter: float | None = _setting(
+    jitter: float | None = make_setting(
         None,
         "random variation of computing times (sigma of a log-normal distribution; default: as measured)",
         "FRACTION",
     )
-    compute: bool = _setting(True, "simulate only time, without computing losses and accuracies")
-    compute_threads: int | None = _setting(
+    compute: bool = make_setting(True, "simulate only time, without computing losses and accuracies")
+    compute_threads: int | None = make_setting(
         None,
         "processes or threads that compute gradients of simulated ranks at the same time, at most (default: all cores)",
         "N",
     )
-    faults: str | None = _setting(None, "a script of faults, such as fail_at(rank=3, step=100)", "FILE")
-    rendezvous: bool = _setting(False, "send no message before its receiver asks for it")
-    recalibrate: bool = _setting(False, "measure the computing costs on this machine again")
+    faults: str | None = make_setting(None, "a script of faults, such as fail_at(rank=3, step=100)", "FILE")
+    rendezvous: bool = make_setting(False, "send no message before its receiver asks for it")
+    recalibrate: bool = make_setting(False, "measure the computing costs on this machine again")
 
     def __post_init__(self) -> None:
         if not isinstance(self.network, str) or not self.network:
