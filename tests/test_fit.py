@@ -225,6 +225,39 @@ def test_in_a_script_under_mpiexec(tmp_path: Path) -> None:
     assert lines[3:] == ["refused"] * 3
 
 
+def run_on_ranks(folder: Path, *lines: str) -> tuple[int, str, list[str]]:
+    """Run a program on 3 ranks; return its exit status, what it printed, and what it said without mpiexec's banner."""
+    script = folder / "script.py"
+    script.write_text("\n".join(["import sys, paceline", *lines, ""]))
+    command, environment = mpiexec(3, [sys.executable, str(script)])
+    done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=280)
+    said = done.stderr.splitlines()
+    return (
+        done.returncode,
+        done.stdout,
+        said[: next((i for i, s in enumerate(said) if s[:3] in ("---", "===")), None)],
+    )
+
+
+def test_what_all_ranks_refuse_is_one_line_if_the_program_does_not_catch_it(tmp_path: Path) -> None:
+    refused = "paceline.fit('mlp:4', 'irsi', quiet=True)"
+    status, _, said = run_on_ranks(tmp_path, refused)
+    assert status == 2
+    assert len(said) == 1
+    assert said[0].startswith("paceline: unknown data set 'irsi'")
+
+
+def test_other_errors_of_a_program_have_their_traceback(tmp_path: Path) -> None:
+    caught = ["try:", "    paceline.fit('mlp:4', 'irsi', quiet=True)", "except ValueError as error:"]
+    for raised, last in (
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("raise RuntimeError('mine') from error", "RuntimeError: mine"),
+    ):
+        status, _, said = run_on_ranks(tmp_path, *caught, f"    {raised}")
+        assert status == 1
+        assert last in said
+
+
 def linear() -> Any:
     from torch import nn
 

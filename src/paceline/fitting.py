@@ -142,16 +142,21 @@ def _simulate(job: Job, ranks: int | None, comm: Any, options: Options, quiet: b
 
 def _on_these_ranks(job: Callable[[], Job], comm: Any, ranks: int | None, progress: Any) -> Fitted:
     """Train on the ranks of `comm`, all of which call this; an error on one rank ends all."""
-    from paceline.launch import abort_on_error, verify
+    from paceline.launch import AgreedErrorHook, abort_on_error, verify
     from paceline.training.rank import train
 
     verify(comm.Get_size())
-    with _stoppable() as requests, abort_on_error(comm, usage_errors=False):
-        if ranks is not None and ranks != comm.Get_size():
-            raise UsageError(
-                f"ranks={ranks} is not allowed inside a job of {comm.Get_size()} ranks: leave it out"
-            )
-        return train(job(), comm, progress=progress, requests=requests)
+    try:
+        with _stoppable() as requests, abort_on_error(comm, usage_errors=False):
+            if ranks is not None and ranks != comm.Get_size():
+                raise UsageError(
+                    f"ranks={ranks} is not allowed inside a job of {comm.Get_size()} ranks: leave it out"
+                )
+            return train(job(), comm, progress=progress, requests=requests)
+    except UsageError as error:  # on all ranks: they would print a traceback each
+        if comm.Get_size() > 1 and getattr(comm, "kernel", None) is None:
+            AgreedErrorHook.install(error, prints=comm.Get_rank() == 0)
+        raise
 
 
 @contextmanager

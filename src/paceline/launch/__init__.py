@@ -31,7 +31,7 @@ from paceline.launch.guard import (
 from paceline.launch.hosts import Host, answering_hosts, check_hosts, parse_hosts
 from paceline.launch.job import JobOutcome, run
 from paceline.launch.library import Library, allocated_nodes, find, mpiexec
-from paceline.launch.prepare import apply_settings, by_hand, communicator, mpi, refuse
+from paceline.launch.prepare import AgreedErrorHook, apply_settings, by_hand, communicator, mpi, refuse
 from paceline.launch.resources import (
     allocated_cores,
     allowed_cores,
@@ -53,6 +53,7 @@ from paceline.launch.world import World, requeued_job, verify, world
 __all__ = [
     "REQUESTS",
     "STALLED",
+    "AgreedErrorHook",
     "Host",
     "JobOutcome",
     "Library",

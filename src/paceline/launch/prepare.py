@@ -12,7 +12,8 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -200,6 +201,36 @@ def refuse(why: object) -> NoReturn:
     if here is not None and here.rank != 0:
         time.sleep(LONG if here.launcher == "mpiexec of Open MPI" else MOMENT)
     raise SystemExit(2)
+
+
+class AgreedErrorHook:
+    """A `sys.excepthook` for an error that every rank raises, and that the program may catch.
+
+    If it does not, rank 0 prints the error as one line, and all ranks end with status 2. Any other exception is left to
+    the hook before.
+    """
+
+    def __init__(self, before: Any) -> None:
+        self._before = before
+        self._expected: Callable[[], object] = lambda: None
+        self._prints = False
+
+    @classmethod
+    def install(cls, error: UsageError, *, prints: bool) -> None:
+        """Expect this error; `prints`: True on rank 0."""
+        if not isinstance(sys.excepthook, cls):
+            sys.excepthook = cls(sys.excepthook)
+        # The program may go on without the error, which holds all objects of the frames that it has passed.
+        sys.excepthook._expected, sys.excepthook._prints = weakref.ref(error), prints
+
+    def __call__(self, kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        """Handle an exception that the program does not catch."""
+        if error is not self._expected():
+            self._before(kind, error, trace)
+            return
+        if self._prints:
+            _say(f"paceline: {error}")
+        raise SystemExit(2)
 
 
 def _say_first(error: object) -> None:
