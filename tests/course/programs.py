@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 from paceline.launch import run
+from paceline.launch.prepare import ALONE
 from tests.ranks import ROOT
 
 COURSE = ROOT / "examples/course"
@@ -54,10 +56,13 @@ print(json.dumps(found))
 
 
 def run_each_alone(program: Path, commands: list[str]) -> dict[str, tuple[int, list[str]]]:
-    """Run several commands that start nothing, one after the other in one process."""
+    """Run several commands that start nothing, one after the other in one process.
+
+    Where a program lets mpi4py start MPI itself, Open MPI would leave a segment in /dev/shm.
+    """
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", EACH, str(program), *commands],
-        capture_output=True, text=True, timeout=280,
+        env={**os.environ, **ALONE}, capture_output=True, text=True, timeout=280,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     return {words: (status, lines) for words, (status, lines) in json.loads(done.stdout).items()}
