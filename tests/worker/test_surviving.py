@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,8 @@ import pytest
 from paceline import fit
 from paceline.comm import channel
 from paceline.errors import UsageError
+from paceline.launch import run
+from paceline.record import Run
 from paceline.record.checkpoint import State
 from paceline.strategies import Strategy
 from paceline.training.resuming import is_failure
@@ -140,3 +143,44 @@ def test_an_error_of_several_requests_tells_of_a_death_if_one_communicator_was_r
 
     fit(**{**RUN, "ranks": 2}, strategy=mine, runs=None)
     assert told == [(False, which == "the run's own", True)] * 2
+
+
+# ---- on real ranks
+
+DYING = """
+import os
+import signal
+import sys
+
+from paceline.cli import main
+from paceline.launch import world
+from paceline.strategies import parameter_server
+from paceline.worker import Worker
+
+
+def die(*_, **__):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+if world().rank == 1:
+    setattr({"wait_for_end": parameter_server, "follow_first": Worker}[sys.argv[1]], sys.argv[1], die)
+words = ["--data", "iris", "--model", "mlp:4", "--strategy", "parameter-server", "--epochs", "2", "--batch", "10"]
+sys.exit(main(["train", *words, "--runs", "runs", "--name", "run", "--json", "--quiet", "--tolerate-failures"]))
+"""
+
+
+@pytest.mark.once
+@pytest.mark.mpi
+@pytest.mark.parametrize("moment", ["wait_for_end", "follow_first"])
+def test_a_worker_that_dies_when_training_ends_is_survived(
+    moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "dying.py").write_text(DYING)
+    monkeypatch.chdir(tmp_path)
+    said: list[str] = []
+    command = [sys.executable, "dying.py", moment]
+    assert run(3, command, on_line=said.append, survive=True, time_limit=280) == 0, said
+    assert len(said) == 2, said  # and the results
+    assert said[0].startswith("paceline: rank 1 died in epoch 3: 2 ranks continued")
+    (death,) = Run(tmp_path / "runs/run").summary["findings"]["failures"]
+    assert (death["ranks"], death["left"]) == ([1], 2)

@@ -204,10 +204,23 @@ class Control:
         """Return True if this rank knows that this communicator was revoked."""
         return self._comm is not None and bool(self._comm.Is_revoked())
 
-    def begin_waiting(self) -> Any:
-        """Return a request that is complete when all ranks have called this; there must be more than one."""
+    def begin_waiting(self) -> tuple[Any, Any]:
+        """Begin to wait, on any rank but 0, until all ranks have called this or, rank 0, `end_waiting`.
+
+        Return a request that is to be completed at the end, and the one that is complete when all have done so. MPI's
+        Ibarrier cannot be used: when a rank dies, Open MPI's frees sends that are under way, which ends the job with
+        MPI_ERR_REQUEST.
+        """
         comm: Any = self._comm
-        return comm.Ibarrier()
+        return comm.Isend(np.empty(0), dest=0), comm.Irecv(np.empty(0), source=0)
+
+    def end_waiting(self) -> None:
+        """As rank 0, wait until all other ranks have called `begin_waiting`, and let them know."""
+        comm: Any = self._comm
+        for request in [comm.Irecv(np.empty(0), source=other) for other in range(1, self.size)]:
+            request.Wait()
+        for request in [comm.Isend(np.empty(0), dest=other) for other in range(1, self.size)]:
+            request.Wait()
 
     def close(self) -> None:
         """Wait for all ranks, so that all can see what rank 0 has written; free the communicator."""

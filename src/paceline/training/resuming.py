@@ -337,6 +337,8 @@ def _save_complete(run: Run) -> None:
 RANK, EPOCH, TURN, COUNT, BEGUN, REGROUPS = range(6)
 MOMENTS = slice(6, 8)
 NONE = -1
+# Seconds within which a rank is told that another one has died, after a message to it has failed.
+TOLD_WITHIN = 5.0
 
 
 @dataclass(frozen=True)
@@ -420,16 +422,21 @@ def is_failure(error: Exception, comm: Any, me: Worker | None = None) -> bool:
     """Return True if a call failed because a rank has died, or because another rank has noticed that.
 
     An error of several requests does not say which of them failed, nor why: what this rank knows of `comm`, and of the
-    communicators of the worker `me`, does.
+    communicators of the worker `me`, does. A message to a rank that has just died may fail with an unknown error
+    (ERR_OTHER) before this rank is told of the death.
     """
     kind = getattr(error, "Get_error_class", None)
     if kind is None:
         return False
     MPI = mpi_of(comm)
-    if kind() in (MPI.ERR_IN_STATUS, MPI.ERR_PENDING):
-        if me is not None and me.is_revoked():
-            return True
-        return is_revoked(comm) or comm.Get_failed().Get_size() > 0
+    if kind() in (MPI.ERR_IN_STATUS, MPI.ERR_PENDING, MPI.ERR_OTHER):
+        until = time.monotonic() + (TOLD_WITHIN if kind() == MPI.ERR_OTHER else 0)
+        while True:
+            if (me is not None and me.is_revoked()) or is_revoked(comm) or comm.Get_failed().Get_size() > 0:
+                return True
+            if time.monotonic() >= until:
+                return False
+            time.sleep(0.001)
     names = ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED")
     return kind() in {getattr(MPI, name) for name in names if hasattr(MPI, name)}
 

@@ -367,10 +367,20 @@ def wait_for_end(me: Worker, comm: Any, stopped: int, *, worker: bool) -> int:
     if me.keeper is None:
         me.control.wait()
         return 0
-    ended, told = me.control.begin_waiting(), np.empty(1, np.int64)
-    if not worker or stopped:
-        ended.Wait()
+    if me.rank == 0:
+        me.control.end_waiting()
         return stopped
+    sent, ended = me.control.begin_waiting()
+    if worker and not stopped:
+        stopped = save_until(me, comm, ended)
+    sent.Wait()
+    ended.Wait()
+    return stopped
+
+
+def save_until(me: Worker, comm: Any, ended: Any) -> int:
+    """As a worker without batches, take part in checkpoints until a request is complete; return the signal, or 0."""
+    told = np.empty(1, np.int64)
     over = False
     while not over:
         asked = comm.Irecv(told, source=0, tag=NEXT)
@@ -381,7 +391,6 @@ def wait_for_end(me: Worker, comm: Any, stopped: int, *, worker: bool) -> int:
             return 0
         me.keeper.save()
         if told[0] < SAVE:
-            ended.Wait()
             return SAVE - int(told[0])
     return 0
 
