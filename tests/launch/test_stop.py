@@ -417,12 +417,17 @@ communicator()
 
 
 def test_a_rank_that_dies_before_mpi_has_started_ends_the_job() -> None:
-    """Open MPI would tolerate the death, and let the others wait for that rank for ever."""
+    """Open MPI would tolerate the death, and let the others wait for that rank for ever. MPICH's segment is removed."""
+    before = set(Path("/dev/shm").glob("mpich_*"))
     said: list[str] = []
     command = [sys.executable, "-c", BEFORE_MPI]
     assert launch.run(2, command, on_line=said.append, survive=True, time_limit=PATIENCE) == 137
     if find().kind == "openmpi":
         assert "rank 1 ended before all ranks had started MPI; the job is ended" in said
+    left, until = {*Path("/dev/shm").glob("mpich_*")} - before, time.monotonic() + 60
+    while left := {path for path in left if path.exists()}:  # those of other jobs do not stay
+        assert time.monotonic() < until, left
+        time.sleep(0.1)
 
 
 LINGERING = """
