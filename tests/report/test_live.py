@@ -189,7 +189,9 @@ def get(address: str, **headers: str) -> tuple[str, Any]:
 def test_the_page_follows_the_runs(tmp_path: Path, address: str) -> None:
     assert address.startswith("http://127.0.0.1:")
     assert "no runs yet" in get(address)[0]
-    assert "No run is complete yet" in get(f"{address}report.html")[0]
+    none = get(f"{address}report.html")[0]
+    assert "No run is complete yet" in none
+    assert '<meta name="color-scheme" content="light dark">' in none  # no white box on a dark page
     train_run(tmp_path, "<b>mine")
     live, headers = get(f"{address}live")
     assert "&lt;b&gt;mine" in live

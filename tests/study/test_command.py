@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -169,6 +170,20 @@ def test_two_studies_in_one_folder(tmp_path: Path, capsys: pytest.CaptureFixture
     )
     with folder.lock():
         pass  # and it is free again
+
+
+def test_a_full_disk_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    path, folder = write(tmp_path, SETTINGS + PART), tmp_path / "runs"
+    monkeypatch.setattr(os, "pwrite", refuse)
+    assert main(["study", str(path), "--runs", str(folder)]) == 2
+    assert (
+        capsys.readouterr().err == f"paceline study: cannot write runs to {folder}: no space left on device\n"
+    )
 
 
 def test_only_and_dry_run(

@@ -445,12 +445,12 @@ class Follower:
             followed = find_followed(self.places)
             runs = find_runs(followed, damaged)
             if not runs:
-                return EMPTY
+                return NOTICE.replace("{words}", "No run is complete yet.")
             context = context_of(followed)
             context = replace(context, left_out=(*damaged, *context.left_out))
             return html_page(document_of(runs, context=context))
         except UsageError as error:
-            return f"<!doctype html><title>paceline</title><p>{escape(str(error))}</p>"
+            return NOTICE.replace("{words}", escape(str(error)))
 
 
 # The pages ask nobody but this server for anything.
@@ -458,7 +458,10 @@ POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; font-src data:; "
     "connect-src 'self'; frame-src 'self'"
 )
-EMPTY = "<!doctype html><title>paceline</title><p>No run is complete yet.</p>"
+NOTICE = (
+    '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="color-scheme" content="light dark">'
+    "<title>paceline</title><style>body { font: 15px/1.5 system-ui, sans-serif; margin: 0 }</style><p>{words}</p></html>"
+)
 PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title>
 <meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">

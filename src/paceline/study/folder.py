@@ -73,15 +73,22 @@ class Folder:
     @contextmanager
     def lock(self) -> Iterator[int]:
         """Hold the folder's lock, creating the folder if needed; yield the lock's file, for the run to hold as well."""
+
+        def refuse(error: OSError) -> UsageError:
+            return UsageError(f"cannot write runs to {self.path}: {reason(error)}")
+
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             handle = open_lock_file(self.path / LOCK)
         except OSError as error:
-            raise UsageError(f"cannot write runs to {self.path}: {reason(error)}") from None
+            raise refuse(error) from None
         try:
             self._lock(handle)
             os.ftruncate(handle, 0)
-            os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+            try:
+                os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+            except OSError as error:
+                raise refuse(error) from None
             try:
                 yield handle
             finally:
