@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.config import Config, Safety
 from paceline.errors import UsageError
-from paceline.simulate.options import NAMES, Options, options_of
+from paceline.simulate.options import NAMES, Options, options_of, pick_options
 
 if TYPE_CHECKING:
     from paceline.launch import StopRequests
@@ -104,7 +104,7 @@ def fit(
         before = Run(resume).config
         asked = before.get("asked") or {}
         if asked.get("on") == "sim" and options is None:
-            options = options_of("sim", {name: asked[name] for name in NAMES if asked.get(name) is not None})
+            options = options_of("sim", pick_options(asked))
         ranks = int(before["ranks"]) if ranks is None else ranks
     if options is not None:
         return _simulate(job(), ranks, comm, options, quiet)

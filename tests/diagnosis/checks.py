@@ -12,7 +12,7 @@ from paceline.commands import train
 from paceline.config import Config
 from paceline.machine import load_network
 from paceline.record import Run
-from paceline.simulate.options import NAMES, options_of
+from paceline.simulate.options import options_of, pick_options
 from paceline.training.job import Job
 
 
@@ -30,7 +30,7 @@ def check(words: list[str]) -> None:
     train.add_arguments(parser)
     args = parser.parse_args(_last(words))
     config = Config(**{setting.name: getattr(args, setting.name) for setting in fields(Config)})
-    options_of(args.on, {name: value for name in NAMES if (value := getattr(args, name)) is not None})
+    options_of(args.on, pick_options(vars(args)))
     nodes = None if args.network is None else load_network(args.network).ranks_per_node
     assert nodes is None or nodes >= args.ranks or "shared-memory" not in config.strategy, words
     Job(config=config).check_early(args.ranks)

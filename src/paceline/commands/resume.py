@@ -12,7 +12,7 @@ from paceline.commands import add_hosts, add_safety, check_ranks, import_from_he
 from paceline.commands.train import run_rank, simulate_job, start_ranks
 from paceline.config import Safety
 from paceline.names import as_arguments
-from paceline.simulate.options import NAMES, options_of
+from paceline.simulate.options import options_of, pick_options
 
 EXAMPLES = """
 examples:
@@ -87,7 +87,7 @@ def main(args: argparse.Namespace) -> int:
         if here is not None:
             raise UsageError("simulated ranks are all in one process: run it without mpiexec or srun")
         read_hosts(args, simulated=True)
-        options = options_of("sim", {name: asked[name] for name in NAMES if asked.get(name) is not None})
+        options = options_of("sim", pick_options(asked))
         assert options is not None
         return simulate_job(args, job, ranks, options)
     if here is None and (ranks > 1 or hosts):

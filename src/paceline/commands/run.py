@@ -12,7 +12,7 @@ from typing import Any
 from paceline.commands import add_hosts, add_simulation, check_ranks, parse_path, read_hosts
 from paceline.config import SESSION, Program, Safety
 from paceline.errors import UsageError
-from paceline.simulate.options import NAMES, PLACES, Options, options_of
+from paceline.simulate.options import PLACES, Options, options_of, pick_options
 
 EPILOG = """
 examples:
@@ -98,9 +98,7 @@ def main(args: argparse.Namespace) -> int:
     if not words:
         raise UsageError("a program is needed; write: paceline run -n 4 PROGRAM.py")
     program, arguments = Path(words[0]), words[1:]
-    options = options_of(
-        args.on, {name: value for name in NAMES if (value := getattr(args, name, None)) is not None}
-    )
+    options = options_of(args.on, pick_options(vars(args)))
     if launch.world() is not None:
         raise UsageError("the ranks are already started: run the program itself, without `paceline run`")
     hosts = read_hosts(args, simulated=options is not None)

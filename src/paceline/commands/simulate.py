@@ -25,7 +25,7 @@ from paceline import text
 from paceline.commands import add_settings, add_simulation, import_from_here, parse_path
 from paceline.config import Config
 from paceline.errors import UsageError, reason
-from paceline.simulate.options import NAMES, Options
+from paceline.simulate.options import Options, pick_options
 from paceline.text import ProgressBar
 
 if TYPE_CHECKING:
@@ -149,10 +149,7 @@ def predict_scaling(args: argparse.Namespace) -> int:
     if args.work is not None:
         _check_with_work(args)
     config = Config(**settings)
-    options = Options(
-        **{name: value for name in NAMES if (value := getattr(args, name, None)) is not None},
-        compute=args.accuracy,
-    )
+    options = Options(**pick_options(vars(args)), compute=args.accuracy)
     options.check(max(ranks))
     import_from_here()
     from paceline.launch import usable_cores

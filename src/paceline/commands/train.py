@@ -26,7 +26,7 @@ from paceline.commands import (
 )
 from paceline.config import Config, Safety
 from paceline.names import as_arguments
-from paceline.simulate.options import NAMES, PLACES, Options, options_of
+from paceline.simulate.options import PLACES, Options, options_of, pick_options
 
 if TYPE_CHECKING:
     from paceline.launch import Host, JobOutcome
@@ -106,8 +106,7 @@ def main(args: argparse.Namespace) -> int:
         check_name(args.name)
     config = Config(**{setting.name: getattr(args, setting.name) for setting in fields(Config)})
     args.safety = Safety(**{setting.name: getattr(args, setting.name) for setting in fields(Safety)})
-    given = {name: value for name in NAMES if (value := getattr(args, name)) is not None}
-    options = options_of(args.on, given)
+    options = options_of(args.on, pick_options(vars(args)))
     here = launch.world()
     if options is not None and here is not None:
         raise UsageError("simulated ranks are all in one process: run it without mpiexec or srun")

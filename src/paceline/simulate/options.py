@@ -109,6 +109,11 @@ class Options:
 NAMES = tuple(setting.name for setting in dataclasses.fields(Options))
 
 
+def pick_options(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a simulation among some values, without those that are None."""
+    return {name: values[name] for name in NAMES if values.get(name) is not None}
+
+
 def options_of(on: str, given: Mapping[str, Any]) -> Options | None:
     """Return the simulation's settings; None for real ranks, for which none may be given.
 
