@@ -117,6 +117,27 @@ def test_sums_in_the_background_are_those_of_ranks_simulated_one_by_one(
         whole.clear()
 
 
+@pytest.mark.parametrize(
+    ("strategy", "most"),
+    [
+        ("local-sgd:allreduce=native", 24),
+        ("weight-average:allreduce=native", 24),
+        ("sync:allreduce=native", 4 * 24),
+    ],
+)
+def test_steps_of_all_ranks_together_limit_how_many_are_simulated_as_one(
+    strategy: str, most: int, iris: Dataset, whole: list[list[range]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under a local method a run's batches are divided among the ranks; in `sync` every rank has a part of each."""
+    config = Config(data="iris", model="mlp:8", batch=5, epochs=1, draws=24)
+    workload = Workload(config=config, data=iris, costs=COSTS, network=Network.named("10gbe"))
+    candidate = workload.candidate(strategy, 4)
+    for limit, groups in ((most - 1, 0), (most, 1)):
+        monkeypatch.setattr(training, "MOST_STEPS", limit)
+        workload.run(candidate, candidate.scenario, candidate.whole_run)
+        assert len(whole) == groups
+
+
 def test_ranks_with_fewer_samples_are_groups_of_their_own(iris: Dataset, whole: list[list[range]]) -> None:
     config = Config(data="iris", model="mlp:8", batch=50, epochs=1)
     workload = Workload(config=config, data=iris, costs=COSTS, network=Network.named("10gbe"))

@@ -282,7 +282,7 @@ class Simulation:
             return []
         batch, samples = batch_of(config, strategy, self.ranks), len(data.train)
         steps = config.draws or -(-samples // batch)
-        if config.epochs * steps * self.ranks > (MOST_STEPS if job.runs is None else MOST_RECORDED):
+        if self._count_passes() > (MOST_STEPS if job.runs is None else MOST_RECORDED):
             return []
         # All of these are cut into pieces that differ by 1 at most, the larger ones first.
         cut = (batch, samples, samples % batch, steps, len(data.validation), len(data.test))
