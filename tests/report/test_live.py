@@ -151,7 +151,7 @@ def test_a_search_says_what_it_looks_for(tmp_path: Path) -> None:
     about = {"format": 1, "target": "accuracy>=0.9", "search": {"draws": None}}
     with Folder(tmp_path).lock():
         (tmp_path / "study.json").write_text(json.dumps(about))
-        assert state_of([tmp_path]).plan == "a search is going on: accuracy>=0.9"
+        assert state_of([tmp_path]).plan == "a search for accuracy >= 90.00 % is going on"
 
 
 def test_studies_in_a_folder_are_followed_while_they_go_on(tmp_path: Path) -> None:
@@ -320,6 +320,15 @@ def test_the_terminal_says_that_there_are_no_runs_yet(
     console = Console(width=80, record=True, file=io.StringIO())
     console.print(watch._table(state_of([tmp_path]), 80))
     assert console.export_text() == "no runs yet\n"
+
+
+def test_the_page_of_the_working_directory_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    assert f"<h1>{tmp_path}</h1>" in Follower([Path()]).page()
+    assert "<h1>runs</h1>" in Follower([Path("runs")]).page()
 
 
 def test_a_port_in_use_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

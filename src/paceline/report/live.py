@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.compare.metric import metric_named
+from paceline.compare.metric import Goal, metric_named
 from paceline.errors import UsageError, reason
 from paceline.files import open_file, read_json, read_text
 from paceline.record import STEP_COLUMNS, Run, find_runs, is_held, rows_path
@@ -341,7 +341,7 @@ def _plan(place: Path) -> str:
     with suppress(UsageError, OSError, KeyError, TypeError, AttributeError):
         about = read_json(place / STUDY)
         if about.get("search") is not None:
-            return f"a search is going on: {about['target']}"
+            return f"a search for {Goal.parse(about['target'])} is going on"
     try:
         values = read_json(place / RUNNING)
         done, total, then = values["done"], values["total"], values["then"]
@@ -406,7 +406,10 @@ class Follower:
     def page(self) -> str:
         """Return the page that refreshes itself."""
         page = PAGE.replace("{version}", self.version())
-        title, live = escape(", ".join(map(str, self.places))), self.live()
+        title, live = (
+            escape(", ".join(str(place if place.name else place.resolve()) for place in self.places)),
+            self.live(),
+        )
         return title.join(live.join(part.split("{live}")) for part in page.split("{title}"))
 
     def report(self) -> str:
