@@ -4,6 +4,7 @@ import json
 import sys
 import warnings
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
@@ -126,6 +127,15 @@ def test_a_name_is_that_of_one_folder(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_one_rank_is_not_each(tmp_path: Path) -> None:
     fitted = fit("mlp:6", "iris", strategy="serial", epochs=1, batch=10, threads=2, runs=tmp_path, quiet=True)
     assert _describe(fitted).startswith("serial on 1 rank, 2 threads: ")
+
+
+def test_both_accuracies_are_printed_because_targets_are_about_the_validation_samples(tmp_path: Path) -> None:
+    fitted = fit("mlp:6", "iris", strategy="serial", epochs=1, batch=10, runs=tmp_path, quiet=True)
+    assert fitted.test_accuracy is not None
+    accuracies = f"test accuracy {fitted.test_accuracy:.2%} (validation {fitted.validation_accuracy:.2%}), "
+    assert accuracies.replace("%", " %") in _describe(fitted)
+    alone = replace(fitted, validation_accuracy=None)
+    assert f"test accuracy {fitted.test_accuracy:.2%}, ".replace("%", " %") in _describe(alone)
 
 
 def test_runs_that_did_not_end_are_left_out(tmp_path: Path) -> None:

@@ -383,7 +383,10 @@ def _say_what_is_next(fitted: Fitted) -> None:
 def _describe(fitted: Fitted) -> str:
     result = ""
     if fitted.test_accuracy is not None:
-        result = f"test accuracy {100 * fitted.test_accuracy:.2f} %, "
+        result = f"test accuracy {100 * fitted.test_accuracy:.2f} %"
+        if fitted.validation_accuracy is not None:  # a target is about these samples
+            result += f" (validation {100 * fitted.validation_accuracy:.2f} %)"
+        result += ", "
     elif fitted.test_loss is not None:
         result = f"test loss {fitted.test_loss:.4g} (numbers), "
     rate = "" if fitted.samples_per_second is None else f" ({fitted.samples_per_second:,.0f} samples/s)"
