@@ -57,6 +57,8 @@ class Compression(ABC):
 
     remembers = False
     """True if what was not sent is added to the next gradient."""
+    gathers = False
+    """True if every rank gets the messages of all others, instead of their sum."""
 
     @abstractmethod
     def sums(self, length: int, pieces: Sequence[MatrixPiece], item: int) -> list[tuple[int, int]]:
@@ -80,10 +82,6 @@ class Compression(ABC):
     def basis_length(self, pieces: Sequence[MatrixPiece]) -> int:
         """Return the numbers that all ranks remember in common."""
         return 0
-
-    def gathers(self) -> bool:
-        """Return True if every rank gets the messages of all others, instead of their sum."""
-        return False
 
 
 def parse_compression(text: str, *, samples: int = 1) -> Compression | None:
@@ -309,9 +307,7 @@ class TopK(Compression):
 
     share: float
     remembers = True
-
-    def gathers(self) -> bool:
-        return True
+    gathers = True
 
     def count(self, length: int) -> int:
         """Return how many of `length` entries are sent.

@@ -743,7 +743,7 @@ class _Buckets:
             ])  # fmt: skip
         return {
             "buckets": len(self.buckets),
-            "gathers": made is not None and made.gathers(),
+            "gathers": made is not None and made.gathers,
             "sums": [[one for some in place for one in some] for place in sums],
         }
 
