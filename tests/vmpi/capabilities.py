@@ -48,6 +48,14 @@ def datatypes(comm: Any) -> list[Any]:
     unpacked = np.zeros(19)
     column.Unpack(packed, 8, unpacked, comm)
     mixed = MPI.Datatype.Create_struct([1, 1], [0, 8], [MPI.INT, MPI.DOUBLE])
+    record = MPI.Datatype.Create_struct([1, 1], [0, 8], [MPI.DOUBLE, MPI.INT]).Create_resized(0, 12).Commit()
+    for length in (1, 2):  # packed: NumPy describes a single one differently
+        mine, theirs = np.full(length, comm.rank, "f8,i4"), np.zeros(length, "f8,i4")
+        for element in (record, MPI.BYTE):
+            comm.Sendrecv([mine, element], right, recvbuf=[theirs, element], source=left)
+            found.append(theirs.tolist())
+        found.append([MPI.Get_address(mine) == mine.ctypes.data])
+    record.Free()
     return [
         *found,
         row.tolist(),
@@ -279,14 +287,14 @@ def refused(comm: Any) -> list[str]:
     names: Any = np.array(["one", "three"])
     for given in (
         np.array([None, 1]), names, names.astype("S"), np.zeros(2, "f8,i4"), np.zeros(2, "V8"), None,
-        np.array([b"a", b"b"]),
+        np.array([b"a", b"b"]), np.zeros((4, 4))[:, 1],
     ):  # fmt: skip
         try:
             request = comm.Irecv(bytearray(100), comm.rank)
             comm.Send(given, comm.rank)
             request.Wait()
             found.append("sent")
-        except (KeyError, TypeError) as error:
+        except (BufferError, KeyError, TypeError) as error:
             found.append(type(error).__name__)
             request.Cancel()
             request.Wait()

@@ -166,7 +166,7 @@ def get_address(location: Any) -> int:
     if isinstance(location, Placeholder):
         return int(location)
     view = raw_memory(location)
-    return int(np.asarray(view).__array_interface__["data"][0]) if view.nbytes else 0
+    return int(as_bytes(view).__array_interface__["data"][0]) if view.nbytes else 0
 
 
 class Placeholder(int):
@@ -228,7 +228,8 @@ def is_bottom(given: Any) -> bool:
 
 def as_bytes(view: memoryview) -> NDArray[np.uint8]:
     """Return the bytes of contiguous memory, without copying them."""
-    return np.asarray(view).reshape(-1).view(np.uint8) if view.nbytes else np.empty(0, np.uint8)
+    # As bytes at once: NumPy does not know its own format of a single record that is packed.
+    return np.frombuffer(view, np.uint8) if view.nbytes else np.empty(0, np.uint8)
 
 
 # ---- memory of other libraries
@@ -249,7 +250,7 @@ def raw_memory(given: Any) -> memoryview:
     if not view.c_contiguous:
         if view.f_contiguous:
             return memoryview(np.asarray(view).reshape(-1, order="A"))  # type: ignore[arg-type]
-        raise ValueError("a message's buffer must be contiguous")
+        raise BufferError("a message's buffer must be contiguous")
     return view
 
 
