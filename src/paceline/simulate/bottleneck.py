@@ -258,6 +258,9 @@ def _bandwidth(point: ScalingPoint, around: Circumstances) -> str:
         rate += f", over connections of at most {text.amount(network.stream)}/s each"
     if network.copy_bandwidth < min(network.bandwidth, network.stream):
         rate += f", copied by each end at {text.amount(network.copy_bandwidth)}/s"
+    behind = network.nodes_per_switch
+    if behind is not None and network.oversubscription > 1 and network.nodes(around.ranks) > behind:
+        rate += f", with {text.count(behind, 'node')} behind an uplink of {text.amount(network.uplink)}/s"
     if scenario.masters:
         each = text.amount(point.bytes / 2 / scenario.masters)
         return f"moving bytes: {each} into each master and as many out of it, through a card of {rate}"
