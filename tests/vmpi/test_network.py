@@ -596,6 +596,8 @@ def test_ranks_dealt_to_nodes_in_turn() -> None:
         ("10gbe:oversubscription=0.5,nodes-per-switch=4", "oversubscription of 10gbe must be at least 1; got 0.5"),
         ("10gbe:cards=0", "cards of 10gbe must be at least 1; got 0"),
         ("10gbe:cards=two", "cards of 10gbe must be a whole number; got 'two'"),
+        ("10gbe:cards=2", "cards of 10gbe must be at most ranks-per-node, because a rank uses one of them; got 2 and 1"),
+        ("10gbe:sockets=4,ranks-per-node=2", "sockets of 10gbe must be at most ranks-per-node"),
         ("10gbe:inside=lvnink", "unknown inside of 10gbe 'lvnink'; choose one of nvlink,"),
         ("25gbe:inside-bandwidth=4GB/s", "inside-bandwidth of 25gbe needs inside, the links of a node's GPUs: one of"),
         ("pcie:inside-bandwidth=0GB/s", "inside-bandwidth of pcie must be above 0; got 0GB/s"),

@@ -493,7 +493,15 @@ def parse_network(text: str, load_node: Callable[[str], Node | Network] | None =
             raise UsageError(f"{_add_dashes(option)} of {name} needs sockets, such as sockets=2")
     if name in DEVICE_LINKS and changes.keys() & {"inside", "inside_bandwidth"}:
         changes.setdefault("node", None)
-    return replace(network, **changes)
+    network = replace(network, **changes)
+    each = None if network.cyclic is not None else network.ranks_per_node
+    for option in ("cards", "sockets"):
+        if option in changes and each is not None and changes[option] > each:
+            raise UsageError(
+                f"{option} of {name} must be at most ranks-per-node, because a rank uses one of them; got "
+                f"{changes[option]} and {each}"
+            )
+    return network
 
 
 TIMES = {"ns": 1e9, "us": 1e6, "ms": 1e3, "s": 1.0}  # dividing keeps 20 / 1e6 equal to 2e-5, to the last bit
