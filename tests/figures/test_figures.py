@@ -18,6 +18,7 @@ from paceline.figures import (
     PHONE,
     WIDE,
     Axis,
+    Bar,
     Bars,
     Curve,
     Figure,
@@ -313,6 +314,33 @@ def test_no_label_of_a_point_crosses_the_border_of_those_that_never_arrived(widt
     inside = [(words, one) for words, one in seen_texts(page) if one.y0 > box.y0 and one.y1 < box.y1]
     assert ("gossip:degree=2, 16 ranks" in dict(inside)) == (width == WIDE)  # otherwise it is a number
     assert not [words for words, one in inside if one.x0 < at < one.x1]
+
+
+@pytest.mark.parametrize(("least", "shown"), [(0.25, {"0.25", "0.5", "1"}), (0.004, {"0.01", "0.1", "1"})])
+def test_ticks_of_speedups_are_powers_of_two_unless_these_are_long_numbers(
+    least: float, shown: set[str]
+) -> None:
+    curve = Curve(label="sync", strategy="sync", x=(2.0, 4.0), y=(least, 1.5))
+    x, y = (Axis(label=label, log=True, base=2) for label in ("ranks", "speedup"))
+    page, _ = draw_page([[Lines(name="s", title="", caption="", x=x, y=y, curves=(curve,))]], WIDE)
+    assert shown <= set(ticks(page)[1])
+    assert max(map(len, ticks(page)[1])) <= len("0.005")
+
+
+def test_the_spread_of_a_bar_is_below_the_shares_in_it() -> None:
+    bar = Bar(label="sync", strategy="sync", parts=(5.0, 4.0), low=1.0, high=9.5)
+    figure = Bars(
+        name="b", title="", caption="", x=Axis(label="seconds"), kinds=("compute", "wait"), bars=(bar,)
+    )
+    page, _ = draw_page([[figure]], WIDE)
+    (axes,) = page.axes
+    shares = [box for words, box in seen_texts(page) if words.endswith(" %")]
+    (line,) = [line for line in axes.lines if len(line.get_xdata()) == 2]
+    assert len(shares) == 2
+    at = axes.transData.transform((0, line.get_ydata()[0]))[1]
+    assert all(
+        at < box.y0 + (box.y1 - box.y0) / 4 for box in shares
+    )  # the box has room for letters such as g
 
 
 @widths

@@ -483,7 +483,7 @@ def _set_ticks(mpl_axis: Any, axis: Axis) -> None:
     low, high = sorted(mpl_axis.get_view_interval())
     if axis.ticks is not None:
         locator: Any = FixedLocator(axis.ticks)
-    elif axis.log and axis.base == 2:
+    elif axis.log and axis.base == 2 and low >= 1 / 10:
         octaves = math.log2(high / low)
         locator = LogLocator(
             base=2, subs=(1, 1.25, 1.5, 1.75) if octaves < 1 else (1, 1.5) if octaves < 2.5 else (1,)
@@ -1323,12 +1323,16 @@ def _draw_parts(figure: Bars, bar: Bar, y: float, colour: str, drawing: Drawing,
 
 
 def _draw_whisker(axes: Any, bar: Bar, y: float) -> float:
-    """Draw the spread of a bar; return where it ends, or minus infinity without one."""
+    """Draw the spread of a bar, below the shares that are written in its parts; return where it ends.
+
+    Minus infinity without one.
+    """
     low, high = axes.get_xlim()
     if bar.low is None or bar.high is None or bar.low >= bar.high or bar.high <= low:
         return -math.inf
     ends = [max(bar.low, low), min(bar.high, high)]
-    axes.plot(ends, [y, y], color=INK, linewidth=1.2, marker="|", markersize=7, zorder=3, clip_on=False)
+    y += 0.32 * THICK if len(bar.parts) > 1 else 0.0
+    axes.plot(ends, [y, y], color=INK, linewidth=1.2, marker="|", markersize=5, zorder=3, clip_on=False)
     return float(ends[1])
 
 

@@ -128,18 +128,28 @@ def variant_of(style: Style, strategy: str, among: Sequence[str], variant: int) 
     [False, False, False]
     >>> variant_of(first, "sync", ["sync", "serial"], 0) == first
     True
+
+    Nor does it look like another variant of the strategy.
+
+    >>> others = ["serial", "serial:rule=adaptive"]
+    >>> threads = variant_of(style_of("serial", others), "serial", others, 1)
+    >>> adaptive = style_of("serial:rule=adaptive", others)
+    >>> [getattr(threads, name) == getattr(adaptive, name) for name in ("colour", "marker", "dash")]
+    [False, False, False]
     """
     if not variant:
         return style
     known = sorted({*among, strategy})
     taken = {style_of(name, known).marker for name in known}
     spare = [marker for marker in MARKERS if marker not in taken] or list(MARKERS)
-    grey, part = SHADES[variant % len(SHADES)]
+    alike = sum(base_name(name) == base_name(strategy) for name in known)
+    number = variant * alike + style.variant
+    grey, part = SHADES[number % len(SHADES)]
     return replace(
         style,
-        colour=_mix(style.colour, grey, part),
+        colour=_mix(_look(strategy)[0], grey, part),
         marker=spare[(3 * known.index(strategy) + variant - 1) % len(spare)],
-        dash=DASHES[(style.variant + variant) % len(DASHES)],
+        dash=DASHES[number % len(DASHES)],
     )
 
 
@@ -242,5 +252,6 @@ def _mix(colour: str, grey: int, part: float) -> str:
     if not part:
         return colour
     values = [int(colour[at : at + 2], 16) for at in (1, 3, 5)]
-    grey = 255 if sum(values) < 200 else grey  # nothing is darker than black
+    if grey == 0 and sum(values) < 200:  # nothing is darker than black
+        grey, part = 255, 0.96 - part
     return "#" + "".join(f"{round(value * (1 - part) + grey * part):02x}" for value in values)
