@@ -329,6 +329,24 @@ def test_exceptions_and_exit_statuses_are_the_programs(
     assert re.findall(r'File "(.*?)"', trace) == ["ends.py", "ends.py"]  # the program's lines and no others
 
 
+@pytest.mark.parametrize("end", ["sys.exit(5)", "raise ValueError('enough')", "comm.Abort(5)"])
+def test_a_rank_that_fails_ends_what_others_do_later_and_nothing_before(
+    end: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    head = "import sys, time\nfrom mpi4py import MPI\ncomm = MPI.COMM_WORLD\n"
+    (here / "all.py").write_text(f"{head}comm.Barrier()\nprint('rank', comm.rank)\n{end}\n")
+    assert main(["simulate", "run", "all.py", "-n", "4"]) in (1, 5)
+    assert sorted(capsys.readouterr().out.split()) == ["0", "1", "2", "3", *["rank"] * 4]
+    wakes = "time.sleep(4 - comm.rank)\nprint('at', 4 - comm.rank)\n"
+    (here / "some.py").write_text(f"{head}{wakes}if comm.rank in (0, 1, 2): {end}\n")
+    assert main(["simulate", "run", "some.py", "-n", "4"]) in (1, 5)
+    printed = capsys.readouterr()
+    assert "at 1\n" in printed.out
+    assert "at 2\n" in printed.out
+    assert "rank 2 " in printed.err
+    assert "rank 0 " not in printed.err
+
+
 def test_what_strictness_finds_may_be_let_pass(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     left = "from mpi4py import MPI\nimport numpy as np\nc = MPI.COMM_WORLD\nif c.rank == 0: c.Send(np.zeros(1), 1)\n"
     (here / "left.py").write_text(left)

@@ -245,10 +245,18 @@ class Kernel:
             except GreenletExit:
                 pass
             except BaseException as error:
+                if not isinstance(error, KeyboardInterrupt):
+                    self._let_others_come_as_far(rank)
                 rank.error = error
                 self._failed.append(rank)
 
         return body
+
+    def _let_others_come_as_far(self, rank: Rank) -> None:
+        """Let the other ranks do all that they do until the clock of one that fails: they may fail earlier, or print."""
+        if self.gathering is not None:
+            self.gathering.release()
+        self.sleep(rank, rank.t)
 
     def _end_all(self) -> None:
         """Unwind the ranks that have not ended, by raising GreenletExit where they wait."""
