@@ -159,6 +159,15 @@ def test_what_else_is_advised_for_small_computing(tmp_path: Path) -> None:
     assert exchange_share(apart) <= EXCHANGE + 0.01
 
 
+@pytest.mark.parametrize("options", ["overlap=true", "overlap=true,bucket=1", "compress=bfloat16"])
+def test_shared_memory_is_advised_without_the_options_of_messages(options: str, tmp_path: Path) -> None:
+    strategy = f"sync:allreduce=naive,{options}"
+    runs = simulate_runs(tmp_path, SERIAL, (strategy, 8), given={"each": 3 * US}, **TIME_ALONE)
+    found = cause(only(runs), "small computing")
+    assert found is not None
+    assert "sync:allreduce=shared-memory" in [each.get("strategy") for each in parse_advice(found.advice)]
+
+
 def test_slow_ranks(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"slow": "3:4x", "epochs": 4, "given": {"each": 100 * US}, **TIME_ALONE}
     before = simulate_runs(tmp_path / "before", SERIAL, ("sync", 4), **settings)

@@ -27,6 +27,8 @@ EVERY = (2, 5, 10, 20, 50, 100, 200, 500, 1000)
 AVERAGES = 10
 # An epoch keeps at least this many steps of each rank: with fewer nothing is learned in it.
 STEPS = 8
+# The options of how messages are sent, as they must be where ranks share memory and send none.
+SENDING = {"overlap": False, "bucket": "auto", "compress": "none"}
 MORE_NODES = "to see what more nodes would do"
 
 
@@ -37,6 +39,8 @@ def strategy(case: Case, **changes: Any) -> str:
     """Format the case's strategy with other options: --strategy sync:balance=true."""
     known = find_built_in(case.strategy)
     if known is not None:
+        if changes.get("allreduce") == "shared-memory":
+            changes |= {name: usual for name, usual in SENDING.items() if hasattr(known, name)}
         return f"--strategy {strategy_name(replace(known, **changes))}"  # type: ignore[type-var]
     name, options = split_options(case.strategy)
     options |= {option.replace("_", "-"): names.spell(value) for option, value in changes.items()}
