@@ -1055,6 +1055,14 @@ def take_no_batches(ranks: Session, model: Any, made: Any) -> None:
         pass
 
 
+def share_twice(ranks: Session, model: Any, made: Any) -> None:
+    for _ in ranks.epochs(2):
+        for _ in range(2):
+            for inputs, labels in ranks.share((X, Y), batch=16):
+                loss_of(model, inputs, labels).backward()
+                made.step()
+
+
 def give_a_closure(ranks: Session, model: Any, made: Any) -> None:
     made.step(lambda: 0.0)
 
@@ -1078,6 +1086,7 @@ def share_nothing(ranks: Session, model: Any, made: Any) -> None:
         (step_twice, "once for each batch"),
         (leave_early, "ended before its last batch"),
         (take_no_batches, "must iterate over"),
+        (share_twice, "once in an epoch"),
         (give_a_closure, "closure"),
         (attach_again, "once"),
         (share_outside_of_epochs, "ranks.epochs"),

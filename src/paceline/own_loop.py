@@ -947,7 +947,8 @@ class Session:
         self._talk: Conversation | None = None
         self._turn: Turn | None = None
         self._epochs: int | None = None
-        self._epoch = -1
+        self._epoch = self._shared = -1
+        """The program's epoch, and the last one whose batches it has begun to iterate over."""
         self._loss = 0.0
         self._handed = False
         self._metrics: dict[str, float] = {}
@@ -1142,8 +1143,9 @@ class Session:
         except GeneratorExit:  # the program has left the loop
             if self._turn is not None:
                 self.left = self.left or self._turn.kind == "epoch"
-                while self._turn.kind == "epoch":
-                    self._end_epoch()
+                with contextlib.suppress(GreenletExit):  # an exception has ended the session
+                    while self._turn.kind == "epoch":
+                        self._end_epoch()
                 self._left_between = self._turn.kind == "batch" and self._turn.epoch > self._epoch
             raise
 
@@ -1304,10 +1306,14 @@ class Session:
         """Yield this rank's batches of the program's current epoch."""
         if self._turn is None:
             self._begin(samples, accumulate)
+        if self._shared == self._epoch and self._find_batch() is None:
+            raise UsageError(
+                "all batches of this epoch have been used: iterate over ranks.share(loader) once in an epoch"
+            )
+        self._shared = self._epoch
         samples.begin()
-        while self._turn is not None and self._turn.kind == "batch" and self._turn.epoch == self._epoch:
-            turn, batch = self._turn, self._turn.batch
-            assert batch is not None
+        while (batch := self._find_batch()) is not None:
+            turn = self._turn
             numbers = batch.labels if batch.count else self._whole_batch(batch.step)
             self._handed, self._loss = True, 0.0
             pieces = np.array_split(numbers, accumulate) if accumulate > 1 else [numbers]
@@ -1321,6 +1327,11 @@ class Session:
                     "optimizer.step() was not called for a batch, which the other ranks wait for (a GradScaler may skip it"
                     "); to add up the gradients of several batches, give share(loader, accumulate=N)"
                 )
+
+    def _find_batch(self) -> Batch | None:
+        """Return the batch of the program's current epoch that it is this rank's turn to compute; None: there is none."""
+        turn = self._turn
+        return turn.batch if turn is not None and turn.kind == "batch" and turn.epoch == self._epoch else None
 
     def _begin(self, samples: Any, accumulate: int) -> None:
         """Start the strategy."""
