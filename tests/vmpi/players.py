@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,11 @@ def play(comm: Any, *, seeds: list[int]) -> list[Any]:
     """What this rank received in the programs of these seeds."""
     found = []
     for seed in seeds:
-        found.append([_play(comm, each) for each in program(seed, comm.Get_size())])
+        rounds = program(seed, comm.Get_size())
+        found.append([])
+        for number, each in enumerate(rounds):
+            with _telling(lambda: f"seed {seed}, round {number}: {each}"):  # noqa: B023 (called at once)
+                found[-1].append(_play(comm, each))
         comm.Barrier()
     plain: list[Any] = json.loads(json.dumps(found))
     return plain
@@ -30,6 +35,20 @@ def _play(comm: Any, drawn: Round) -> Any:
     found = PLAYERS[drawn["what"]](comm, drawn)
     comm.Barrier()
     return found
+
+
+@contextlib.contextmanager
+def _telling(tell: Callable[[], str]) -> Iterator[None]:
+    """Add what is known to an error: the cause of one that depends on the load of the machine is seen only once."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(tell())
+        raise
+
+
+def _errors(MPI: Any, statuses: list[Any]) -> str:
+    return f"statuses: {[MPI.Get_error_string(status.Get_error()) for status in statuses]}"
 
 
 def _values(seed: int, length: int, kind: str) -> Any:
@@ -83,7 +102,8 @@ def _messages(comm: Any, drawn: Round) -> Any:
 
 def _waitall(MPI: Any, requests: list[Any]) -> list[Any]:
     statuses = [MPI.Status() for _ in requests]
-    MPI.Request.Waitall(requests, statuses)
+    with _telling(lambda: _errors(MPI, statuses)):
+        MPI.Request.Waitall(requests, statuses)
     return statuses
 
 
@@ -121,7 +141,9 @@ def _some(name: str) -> Callable[[Any, list[Any]], list[Any]]:
         found: list[Any] = [None] * len(requests)
         while None in found:
             statuses: list[Any] = [MPI.Status() for _ in requests]
-            for place, number in enumerate(getattr(MPI.Request, name)(requests, statuses) or []):
+            with _telling(lambda: _errors(MPI, statuses)):  # noqa: B023 (called at once)
+                done = getattr(MPI.Request, name)(requests, statuses) or []
+            for place, number in enumerate(done):
                 found[number] = statuses[place]
         return found
 
@@ -130,8 +152,9 @@ def _some(name: str) -> Callable[[Any, list[Any]], list[Any]]:
 
 def _testall(MPI: Any, requests: list[Any]) -> list[Any]:
     statuses = [MPI.Status() for _ in requests]
-    while not MPI.Request.Testall(requests, statuses):
-        pass
+    with _telling(lambda: _errors(MPI, statuses)):
+        while not MPI.Request.Testall(requests, statuses):
+            pass
     return statuses
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline import vmpi
 from tests.ranks import on_ranks
-from tests.vmpi.players import play
+from tests.vmpi.players import ENDS, play
 from tests.vmpi.programs import program
 
 NETWORKS = ["loopback", "1gbe", "infiniband:ranks-per-node=2", "10gbe:ranks-per-node=2,jitter=0.5"]
@@ -35,6 +36,31 @@ def test_as_under_mpiexec(p: int, programs: int) -> None:
     for number, network in enumerate(NETWORKS):
         found = vmpi.run(_play, seeds, ranks=p, network=network, seed=number, rendezvous=number == 1).values
         assert _differences(found, expected, seeds, p) == []
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("name", ["Waitall", "Waitsome", "Testall", "Testsome"])
+def test_an_error_of_several_requests_says_which_of_them_failed(name: str) -> None:
+    for notes in (
+        *on_ranks("tests.vmpi.test_oracle:truncated", 2, name=name),
+        *vmpi.run(truncated, name, ranks=2).values,
+    ):
+        assert notes.startswith("statuses: [")
+        assert "truncate" in notes.lower()
+
+
+def truncated(comm: Any, name: str) -> str:
+    """Return the notes of the error of a message that does not fit."""
+    from mpi4py import MPI
+
+    sent, room = np.zeros(9), np.zeros(3)
+    sending = comm.Isend(sent, comm.rank)
+    try:
+        ENDS[name](MPI, [comm.Irecv(room, comm.rank)])
+    except MPI.Exception as error:
+        sending.Wait()
+        return "\n".join(error.__notes__)
+    return "no error"
 
 
 @settings(deadline=None, max_examples=25)
