@@ -460,6 +460,19 @@ def test_the_answer_of_an_interrupted_search_measures_and_simulates_nothing() ->
     assert conclude(search).chosen == THREADS
 
 
+def test_candidates_that_failed_for_the_same_reason_are_in_one_line() -> None:
+    search = search_on(four(), ALONE, THREADS, SYNC, SERVER)
+    for seconds, one in enumerate((ALONE, THREADS, SYNC)):
+        where = f"runs/my-runs/20261119-22155{seconds}-{one.strategy}-n1-s0-90a5a07b/checkpoints"
+        search.trials[one].failed = f"cannot write a checkpoint to {where}: no space left on device"
+    search.trials[SERVER].failed = "exit status 1"
+    assert list_left_out(search) == [
+        "3 candidates that failed (cannot write a checkpoint to its folder/checkpoints: no space left on device): "
+        f"{ALONE} and others",
+        f"1 candidate that failed (exit status 1): {SERVER}",
+    ]
+
+
 def test_a_search_goes_on_from_its_records() -> None:
     whole = four()
     search = search_on(whole, ALONE, THREADS, SYNC, SERVER)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from paceline.tune.search import HANGS, MOST_EPOCHS, SPENT, TOO_SLOW, UNSEEN, Po
 from paceline.tune.space import Candidate
 
 MOST_ROWS, MOST_REASONS = 15, 6
+RUN_FOLDER = re.compile(r"\S*\b\d{8}-\d{6}-[^\s/:]+")
 INTERRUPTED = "the search was interrupted, and the same command continues it"
 
 
@@ -265,7 +267,9 @@ def list_left_out(search: Search) -> list[str]:
         if trial.runs:
             continue
         if trial.failed:
-            why = trial.failed if trial.failed.startswith(TOO_SLOW) else f"that failed ({trial.failed})"
+            # Without the names of runs, those that failed for the same reason are in one line.
+            said = RUN_FOLDER.sub("its folder", trial.failed)
+            why = said if said.startswith(TOO_SLOW) else f"that failed ({said})"
             if HANGS in trial.failed:
                 why = "stopped for lack of progress"
             reasons.setdefault(why, []).append(one)
