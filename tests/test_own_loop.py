@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -1006,6 +1006,16 @@ def test_a_program_that_fails_leaves_no_complete_record(
     assert Run(folder).complete == complete
     assert len(Run(folder).epochs) == 1
     assert bool(find_runs([tmp_path])) == complete
+
+
+def test_a_run_of_a_program_is_not_resumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with suppress(RuntimeError):
+        leave_after_an_epoch("fail", tmp_path)
+    [folder] = tmp_path.iterdir()
+    assert main(["resume", str(folder)]) == 2
+    (said,) = capsys.readouterr().err.splitlines()[-1:]
+    assert said.startswith(f"paceline resume: {folder} is a run of a program with its own loop (")
+    assert said.endswith("run the program again")
 
 
 @pytest.mark.once

@@ -278,6 +278,11 @@ def settings_of(
     """
     run = Run(folder)
     config = _config_in(run)
+    if run.config.get("program"):
+        raise UsageError(
+            f"{folder} is a run of a program with its own loop ({run.config['program']['file']}), of which paceline saves "
+            "no checkpoints: run the program again"
+        )
     missing = [name for name in run.config.get("objects") or () if name not in objects]
     if missing:
         raise UsageError(
