@@ -205,9 +205,8 @@ class RunningJob:
         """Report a rank that has been stopped for long while the ranks do not watch each other, or end the job."""
         now = time.monotonic()
         if self.starting:
-            self.segments |= (
-                mapped_segments()
-            )  # a rank that dies now ends the others, which no longer unlink them
+            # A rank that dies now ends the others, which then do not unlink them.
+            self.segments |= mapped_segments()
             self.check_start(now)
         else:
             self.check_end(now)
