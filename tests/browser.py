@@ -69,7 +69,7 @@ class Browser:
                 return answer["result"]
 
     def open(self, page: Path | str, screen: tuple[int, int, bool] = DESKTOP) -> None:
-        """Show a file or an address on a screen so wide and high, with a finger in the place of a mouse or not."""
+        """Show a file or an address on a screen of some width and height, of a phone (with touch) or not."""
         width, height, mobile = screen
         self.messages, self.requests, self._loaded = [], [], False
         self.call(

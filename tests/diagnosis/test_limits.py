@@ -191,7 +191,7 @@ def test_shared_memory_is_not_advised_across_nodes(tmp_path: Path) -> None:
 
 
 def test_real_ranks_on_several_nodes(tmp_path: Path) -> None:
-    """Each node's cores count, and of a network that nobody knows nothing is said by theory."""
+    """The cores of each node count, and theory says nothing about an unknown network."""
     runs = as_real(simulate_runs(tmp_path, SERIAL, ("sync:allreduce=ring", 8), **LOOPBACK), cores=2)
     assert cause(only(runs), "oversubscribed cores") is not None
     for run in runs:

@@ -211,7 +211,7 @@ def test_one_rank_says_that_checkpoints_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv(JOB_FOLDER, str(tmp_path))
-    (tmp_path / "checkpoints").touch()  # in the place of the folder
+    (tmp_path / "checkpoints").touch()  # a file instead of the folder
     for rank in range(3):
         saver = Saver(tmp_path, rank, keep=1, first=1, background=False)
         saver.save({"x": np.zeros(2)})

@@ -1,4 +1,4 @@
-"""A user's own code is told apart by its digest: in records, in rows, in the diagnosis and in a study."""
+"""Versions of a user's own code are distinguished by a digest: in records, rows, the diagnosis and studies."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ def test_accuracy_goes_by_workers(page: Document, raw: dict[str, list[Raw]]) -> 
         expected = [value(some, lambda run: run["test_accuracy"]) for some in members]
         assert_points(curve, expected, max(map(len, members)) > 1)
     assert found["main-worker"].x == found["parameter-server:masters=2,rule=plain"].x == (2.0,)
-    assert not any("time only" in label for label in found)  # nobody knows how good those are
+    assert not any("time only" in label for label in found)  # how good those are is unknown
 
 
 @pytest.mark.parametrize("against", ["time", "samples"])

@@ -517,9 +517,8 @@ def test_the_cores_of_this_machine_are_divided(monkeypatch: pytest.MonkeyPatch, 
     assert "rule" in found[2].costs_of("parameter-server").work
     on.costs.save(tmp_path / "costs.json")
     filed = replace(on, options=Options(machine=str(tmp_path / "costs.json")))
-    assert (
-        threaded_workloads(filed, jobs, [1, 2], lambda text: None) == {}
-    )  # nobody knows what threads bring there
+    # What threads gain there is unknown.
+    assert threaded_workloads(filed, jobs, [1, 2], lambda text: None) == {}
 
 
 def test_accuracy_is_compared_under_the_same_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
