@@ -163,13 +163,13 @@ class Job:
 
     def _check_update(self, strategy: Strategy, *, elementwise: bool) -> None:
         update = self.config.update
-        option, own = f"--update {update}", self.update is not None or self.optimizer is not None
+        option = f"--update {update}"
         try:
             strategy.check_update(update, elementwise=elementwise)
         except UsageError as error:
-            raise UsageError(
-                str(error).replace(option, f"the optimizer {update}" if own else option)
-            ) from None
+            if self.update is None and self.optimizer is None:
+                raise
+            raise UsageError(str(error).replace(option, f"the optimizer {update}")) from None
         if self.config.clip is not None:
             try:
                 strategy.check_update(update, elementwise=False)
