@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from math import ceil
 from typing import Any
 
@@ -27,8 +27,8 @@ EVERY = (2, 5, 10, 20, 50, 100, 200, 500, 1000)
 AVERAGES = 10
 # An epoch keeps at least this many steps of each rank: with fewer nothing is learned in it.
 STEPS = 8
-# The options of how messages are sent, as they must be where ranks share memory and send none.
-SENDING = {"overlap": False, "bucket": "auto", "compress": "none"}
+# The options of how messages are sent, which are the usual ones where ranks share memory and send none.
+SENDING = ("overlap", "bucket", "compress")
 MORE_NODES = "to see what more nodes would do"
 
 
@@ -40,7 +40,7 @@ def strategy(case: Case, **changes: Any) -> str:
     known = find_built_in(case.strategy)
     if known is not None:
         if changes.get("allreduce") == "shared-memory":
-            changes |= {name: usual for name, usual in SENDING.items() if hasattr(known, name)}
+            changes |= {option.name: option.default for option in fields(known) if option.name in SENDING}  # type: ignore[arg-type]
         return f"--strategy {strategy_name(replace(known, **changes))}"  # type: ignore[type-var]
     name, options = split_options(case.strategy)
     options |= {option.replace("_", "-"): names.spell(value) for option, value in changes.items()}
