@@ -201,7 +201,7 @@ def _work(seconds: float, size: int = 16) -> PendingWork:
 def test_threads_follow_from_how_long_such_work_took(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PendingWork, "compute", lambda work: None)
     threads = Threads(8)
-    assert threads.pays(_work(1), 64)  # nobody knows how long it takes
+    assert threads.pays(_work(1), 64)  # how long it takes is unknown
     threads([_work(2e-4), _work(1e-2), _work(5e-3, size=256)])
     assert not threads.pays(_work(1), 64)
     assert threads.pays(_work(1, size=256), 64)

@@ -401,7 +401,7 @@ def test_what_was_given_as_an_object_is_nobody_elses() -> None:
     simulated = Cell(config=Config(), ranks=2, options=Options(recalibrate=True))
     assert simulated.key == Cell(config=Config(), ranks=2, options=Options()).key != cell.key
     old = {key: value for key, value in simulated.settings.items() if key != "asked"}
-    assert read_request(old) is None  # nobody knows any more what was asked for
+    assert read_request(old) is None  # what was asked for is no longer known
 
 
 MIXED = (
